@@ -1,0 +1,274 @@
+"""The DFlash drafter: a small block-diffusion transformer that reads a target's hidden states.
+
+One forward drafts a whole block. The tapped states of committed tokens are concatenated, projected
+by ``fc`` and normed; every layer turns these *features* into extra keys and values (they are never
+added to the residual stream). The block itself is the anchor's embedding followed by mask tokens.
+Architecture: arXiv 2602.06036; tensor names are those of z-lab's checkpoints.
+
+Shapes use N sequences, T context rows, A anchors, B block size, S = A*B slots, H hidden size,
+K tapped layers, h heads, g key/value heads, d head width.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dflash_diag.conventions import Convention
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterShape:
+    """Sizes that the tensors of a checkpoint fix."""
+
+    hidden_size: int
+    n_taps: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_width: int
+    mlp_size: int
+    target_hidden_size: int | None = None
+    """Width of one tapped layer, where it differs from ``hidden_size``."""
+    attention_bias: bool = False
+    norm_eps: float = 1e-6
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in float32; scales by w, or by 1 + w if ``one_plus``."""
+
+    def __init__(self, size: int, eps: float, *, one_plus: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size) if one_plus else torch.ones(size))
+        self.eps, self.one_plus = eps, one_plus
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.one_plus:
+            return (y * (1.0 + self.weight.float())).to(x.dtype)
+        return self.weight * y.to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding over the first ``width`` dimensions of a head.
+
+    Frequencies stay in float32 whatever the weights' type: rounded ones dephase with position.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, *, theta: float, width: int, interleaved: bool, scaling: str | None) -> None:
+        super().__init__()
+        inv_freq, self.attention_factor = rope_frequencies(theta, width, scaling)
+        self.width, self.interleaved = width, interleaved
+        # A plain attribute, not a buffer: ``module.to(bfloat16)`` must not round it.
+        self.inv_freq = inv_freq
+
+    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines: two tensors [..., width], in float32, for integer positions [...]."""
+        self.inv_freq = self.inv_freq.to(positions.device)
+        angle = positions.float()[..., None] * self.inv_freq
+        pair = (
+            torch.repeat_interleave(angle, 2, dim=-1)
+            if self.interleaved
+            else torch.cat([angle, angle], dim=-1)
+        )
+        return pair.cos() * self.attention_factor, pair.sin() * self.attention_factor
+
+    def rotate(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotate heads ``x`` [..., d] by a table that broadcasts against [..., width]."""
+        cos, sin = (t.to(x.dtype) for t in table)
+        turned, rest = x[..., : self.width], x[..., self.width :]
+        if self.interleaved:
+            partner = torch.stack([-turned[..., 1::2], turned[..., ::2]], dim=-1).flatten(-2)
+        else:
+            low, high = turned.chunk(2, dim=-1)
+            partner = torch.cat([-high, low], dim=-1)
+        turned = turned * cos + partner * sin
+        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+
+def rope_frequencies(theta: float, width: int, scaling: str | None) -> tuple[Tensor, float]:
+    """Inverse frequencies [width/2] in float32, and the factor on cosines and sines.
+
+    ``scaling`` is canonical JSON of a ``rope_scaling`` entry; its formula is transformers' own.
+    """
+    inv_freq = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    parameters = json.loads(scaling) if scaling else {}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return inv_freq.float(), 1.0
+    from transformers import Qwen3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = Qwen3Config(
+        head_dim=width,
+        hidden_size=width,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=int(parameters.get("max_position_embeddings", 32768)),
+        rope_parameters={**parameters, "rope_type": kind, "rope_theta": theta},
+    )
+    scaled, factor = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
+    return scaled.float(), float(factor)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of block slots over context features and slots."""
+
+    def __init__(self, shape: DrafterShape, rotary: Rotary, *, one_plus: bool) -> None:
+        super().__init__()
+        h, d, bias = shape.hidden_size, shape.head_width, shape.attention_bias
+        self.q_proj = nn.Linear(h, shape.n_heads * d, bias=bias)
+        self.k_proj = nn.Linear(h, shape.n_kv_heads * d, bias=bias)
+        self.v_proj = nn.Linear(h, shape.n_kv_heads * d, bias=bias)
+        self.o_proj = nn.Linear(shape.n_heads * d, h, bias=bias)
+        self.q_norm = RMSNorm(d, shape.norm_eps, one_plus=one_plus)
+        self.k_norm = RMSNorm(d, shape.norm_eps, one_plus=one_plus)
+        self.shape, self.rotary = shape, rotary
+
+    def queries(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotated queries [..., h, d] of normed hidden states [..., H]."""
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.shape.head_width)))
+        return self.rotary.rotate(q, _over_heads(table))
+
+    def keys_values(self, x: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Rotated keys and plain values, each [..., g, d], of features or hidden states."""
+        k = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.shape.head_width)))
+        v = self.v_proj(x).unflatten(-1, (-1, self.shape.head_width))
+        return self.rotary.rotate(k, _over_heads(table)), v
+
+
+def _over_heads(table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return table[0].unsqueeze(-2), table[1].unsqueeze(-2)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.mlp_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.mlp_size, bias=False)
+        self.down_proj = nn.Linear(shape.mlp_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DrafterLayer(nn.Module):
+    """One pre-norm transformer layer; the context enters as keys and values only."""
+
+    def __init__(self, shape: DrafterShape, rotary: Rotary, *, one_plus: bool) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape, rotary, one_plus=one_plus)
+        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps, one_plus=one_plus)
+        self.post_attention_layernorm = RMSNorm(
+            shape.hidden_size, shape.norm_eps, one_plus=one_plus
+        )
+
+    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Add attention output [..., h, d] and the MLP to ``hidden`` [..., H]."""
+        hidden = hidden + self.self_attn.o_proj(attended.flatten(-2))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Drafter(nn.Module):
+    """A DFlash drafter under one reading of its weights."""
+
+    def __init__(self, shape: DrafterShape, convention: Convention) -> None:
+        super().__init__()
+        one_plus = convention.norm_style == "one_plus"
+        self.shape, self.convention = shape, convention
+        self.rotary = Rotary(
+            theta=convention.rope_theta,
+            width=convention.rotary_width,
+            interleaved=convention.rope_interleaved,
+            scaling=convention.rope_scaling,
+        )
+        width = shape.target_hidden_size or shape.hidden_size
+        self.fc = nn.Linear(shape.n_taps * width, shape.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps, one_plus=one_plus)
+        self.layers = nn.ModuleList(
+            DrafterLayer(shape, self.rotary, one_plus=one_plus) for _ in range(shape.n_layers)
+        )
+        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps, one_plus=one_plus)
+
+    def features(self, states: Tensor) -> Tensor:
+        """Context features [..., T, H] of tapped states [..., T, K, H] (or [..., T, K*H])."""
+        states = states.flatten(-2) if states.shape[-1] != self.fc.in_features else states
+        projected = self.fc(states)
+        return self.hidden_norm(projected) if self.convention.feature_norm else projected
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """What the target's head reads."""
+        return self.norm(hidden) if self.convention.final_norm else hidden
+
+    def forward(
+        self,
+        noise: Tensor,
+        noise_positions: Tensor,
+        features: Tensor,
+        context_positions: Tensor,
+        masks: Tensor | list[Tensor],
+        *,
+        implementation: str = "sdpa",
+    ) -> Tensor:
+        """All slots against all keys under dense masks: the plain form, used for training.
+
+        Parameters
+        ----------
+        noise
+            [N, S, H] embeddings of the slots' tokens (anchor or mask token).
+        noise_positions, context_positions
+            [N, S] and [N, T] integer positions.
+        features
+            [N, T, H] from `features`.
+        masks
+            [N, S, T + S] bool, one for all layers or a list with one a layer; true is visible.
+        implementation
+            ``sdpa`` or ``eager``.
+
+        Returns
+        -------
+        Tensor
+            [N, S, H] what the head reads.
+        """
+        attend = sdpa_attention if implementation == "sdpa" else eager_attention
+        context_table = self.rotary.table(context_positions)
+        noise_table = self.rotary.table(noise_positions)
+        hidden = noise
+        for index, layer in enumerate(self.layers):
+            x = layer.input_layernorm(hidden)
+            q = layer.self_attn.queries(x, noise_table)
+            k_context, v_context = layer.self_attn.keys_values(features, context_table)
+            k_noise, v_noise = layer.self_attn.keys_values(x, noise_table)
+            k = torch.cat([k_context, k_noise], dim=1)
+            v = torch.cat([v_context, v_noise], dim=1)
+            mask = masks[index] if isinstance(masks, list) else masks
+            hidden = layer.finish(hidden, attend(q, k, v, mask))
+        return self.head_input(hidden)
+
+
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention of q [N, S, h, d] over k, v [N, U, g, d] under mask [N, S, U]: [N, S, h, d]."""
+    repeat = q.shape[2] // k.shape[2]
+    k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (k, v))
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask[:, None])
+    return out.transpose(1, 2)
+
+
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The same by explicit matrix products and a float32 softmax."""
+    repeat = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(repeat, dim=2) for x in (k, v))
+    scores = torch.einsum("nshd,nuhd->nhsu", q, k).float() / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(~mask[:, None], float("-inf"))
+    return torch.einsum("nhsu,nuhd->nshd", scores.softmax(-1).to(q.dtype), v)

@@ -1,0 +1,57 @@
+"""Errors a person can act on: what was found, what was expected, what to do next."""
+
+from __future__ import annotations
+
+
+class DiagError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    ``exit_code`` is what the command line returns for it.
+    """
+
+    exit_code = 2
+
+
+class BadInput(DiagError):
+    """Something that the user handed in cannot be used (exit code 2).
+
+    Parameters
+    ----------
+    found
+        What was found, in words a person can check: a path, a key, a shape.
+    expected
+        What would have been accepted.
+    do
+        The next step, if there is an obvious one.
+    """
+
+    def __init__(self, found: str, expected: str | None = None, do: str | None = None) -> None:
+        self.found, self.expected, self.do = found, expected, do
+        parts = [found]
+        if expected:
+            parts.append(f"expected {expected}")
+        if do:
+            parts.append(do)
+        super().__init__("; ".join(" ".join(part.split()) for part in parts))
+
+
+class CheckpointError(BadInput):
+    """A drafter checkpoint cannot be read, or contradicts the target."""
+
+
+class CaptureError(BadInput):
+    """A capture is damaged, incomplete, or belongs to another target."""
+
+
+class PromptError(BadInput):
+    """A prompt file or one of its prompts cannot be used."""
+
+
+class OutputError(BadInput):
+    """The output folder cannot be written (read-only, full disk, not a folder)."""
+
+
+class Interrupted(DiagError):
+    """The run was stopped before its end and can be resumed (exit code 3)."""
+
+    exit_code = 3
