@@ -1,0 +1,237 @@
+"""Files on disk: whole or not there at all, and readable without this package.
+
+A file is written beside its destination, synced and renamed; a folder is filled under a temporary
+name and then takes its place. A reader therefore never meets half a result, and a full disk or a
+read-only folder costs one clear line (`OutputError`).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dflash_diag.errors import BadInput, OutputError
+
+StrPath = str | os.PathLike[str]
+
+_CANNOT_WRITE = {
+    errno.ENOSPC: ("the disk is full", "free some space, or write elsewhere with --out"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or write elsewhere with --out"),
+    errno.EROFS: ("the file system is read-only", "write elsewhere with --out"),
+    errno.EACCES: ("permission denied", "change its permissions, or write elsewhere with --out"),
+    errno.EPERM: ("not permitted", "change its permissions, or write elsewhere with --out"),
+    errno.ENOTDIR: ("part of the path is a file", "name a path that leads through folders"),
+    errno.EEXIST: ("a file is in the way", "remove it, or write elsewhere with --out"),
+    errno.EISDIR: ("it is a folder", "name a file"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
+}
+
+
+@contextmanager
+def output_errors(path: StrPath) -> Iterator[None]:
+    """Turn the ways in which writing to ``path`` fails into `OutputError`.
+
+    Put it around writes only: a failed *read* inside would be reported as an unwritable output.
+    Any other ``OSError`` passes through unchanged.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        why, do = _CANNOT_WRITE[error.errno]
+        raise OutputError(f"cannot write {path}: {why}", do=do) from error
+
+
+def make_dir(path: StrPath) -> Path:
+    """The folder ``path``, created with its parents if it is not there.
+
+    Raises
+    ------
+    OutputError
+        It cannot be created, or is a file.
+    """
+    with output_errors(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+def atomic_write(path: StrPath, content: bytes | str) -> Path:
+    """Write a whole file, creating its folder; text is UTF-8.
+
+    A device or pipe (``/dev/stdout``) cannot be replaced, so it is written in place.
+
+    Raises
+    ------
+    OutputError
+        The folder is read-only or no folder, or the disk is full. What was there is unchanged.
+    """
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    with output_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return path
+        final = path.resolve()
+        final.parent.mkdir(parents=True, exist_ok=True)
+        part = _beside(final)
+        try:
+            with part.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(final)
+        finally:
+            part.unlink(missing_ok=True)
+    return path
+
+
+@contextmanager
+def staged_dir(final: StrPath) -> Iterator[Path]:
+    """A new empty folder beside ``final`` that becomes ``final`` when the body succeeds.
+
+    When the body raises, the staged folder is removed and ``final`` stays as it was. A full disk
+    met in the body becomes `OutputError`; every other error keeps its type.
+    """
+    final = Path(final)
+    with output_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        stage = _beside(final)
+        stage.mkdir()
+    try:
+        yield stage
+        replace_dir(stage, final)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with output_errors(final):
+                raise
+        raise
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def replace_dir(tmp: StrPath, final: StrPath) -> None:
+    """Move folder ``tmp`` to ``final`` on the same file system, replacing a folder there.
+
+    The old folder is moved aside first and comes back if the new one cannot take its place.
+    """
+    tmp, final = Path(tmp), Path(final)
+    with output_errors(final):
+        if not final.exists():
+            tmp.rename(final)
+            return
+        if not final.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final))
+        old = _beside(final)
+        final.rename(old)
+        try:
+            tmp.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def plain(value: Any) -> Any:
+    """``value`` in JSON's own types: numbers that are not finite become None.
+
+    Understands mappings, sequences, paths, numpy scalars and arrays, and anything with
+    ``to_json()``.
+
+    Raises
+    ------
+    TypeError
+        A value of another type: better loud here than a string nobody can parse later.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_key(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    for method in ("to_json", "tolist"):
+        if hasattr(value, method):
+            return plain(getattr(value, method)())
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def to_json_text(value: Any) -> str:
+    """``value`` as indented JSON text, keys in their own order, ending in a newline."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(path: StrPath, value: Any) -> Path:
+    """Write ``value`` as JSON, atomically; see `plain` for what it may contain."""
+    return atomic_write(path, to_json_text(value))
+
+
+def read_json(path: StrPath) -> Any:
+    """Read a JSON file.
+
+    Raises
+    ------
+    BadInput
+        No such file, or not JSON (with line and column).
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadInput(f"no such file: {path}") from error
+    except IsADirectoryError as error:
+        raise BadInput(f"{path} is a folder", "a JSON file") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise BadInput(f"{path} is not JSON ({where}: {error.msg})", "a JSON file") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not text", "a JSON file in UTF-8") from error
+
+
+def sha256_file(path: StrPath) -> str:
+    """Hexadecimal sha256 of a file's bytes, read in pieces.
+
+    Raises
+    ------
+    BadInput
+        No such file.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadInput(f"no such file: {path}") from error
+
+
+def content_key(*parts: Any) -> str:
+    """Hexadecimal sha256 of JSON-able values: equal content, equal key, whatever the key order."""
+    text = json.dumps(plain(parts), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _beside(path: Path) -> Path:
+    """A hidden name in the same folder that nothing uses yet."""
+    return path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key)
+    raise TypeError(f"a JSON key cannot be {type(key).__name__}")
