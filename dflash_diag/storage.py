@@ -12,12 +12,15 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from dflash_diag.errors import BadInput, OutputError
 
@@ -30,6 +33,7 @@ _CANNOT_WRITE = {
     errno.EACCES: ("permission denied", "change its permissions, or write elsewhere with --out"),
     errno.EPERM: ("not permitted", "change its permissions, or write elsewhere with --out"),
     errno.ENOTDIR: ("part of the path is a file", "name a path that leads through folders"),
+    errno.ENOENT: ("no folder can be made there", "write elsewhere with --out"),
     errno.EEXIST: ("a file is in the way", "remove it, or write elsewhere with --out"),
     errno.EISDIR: ("it is a folder", "name a file"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
@@ -41,14 +45,15 @@ def output_errors(path: StrPath) -> Iterator[None]:
     """Turn the ways in which writing to ``path`` fails into `OutputError`.
 
     Put it around writes only: a failed *read* inside would be reported as an unwritable output.
-    Any other ``OSError`` passes through unchanged.
+    Any other error passes through unchanged.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in _CANNOT_WRITE:
+    except (OSError, SafetensorError) as error:
+        code = _errno(error)
+        if code not in _CANNOT_WRITE:
             raise
-        why, do = _CANNOT_WRITE[error.errno]
+        why, do = _CANNOT_WRITE[code]
         raise OutputError(f"cannot write {path}: {why}", do=do) from error
 
 
@@ -112,8 +117,8 @@ def staged_dir(final: StrPath) -> Iterator[Path]:
     try:
         yield stage
         replace_dir(stage, final)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        if _errno(error) in (errno.ENOSPC, errno.EDQUOT):
             with output_errors(final):
                 raise
         raise
@@ -222,6 +227,14 @@ def content_key(*parts: Any) -> str:
     """Hexadecimal sha256 of JSON-able values: equal content, equal key, whatever the key order."""
     text = json.dumps(plain(parts), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _errno(error: Exception) -> int | None:
+    """The system's error number; safetensors, written in Rust, gives it only in its text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
 
 
 def _beside(path: Path) -> Path:
