@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dflash_diag.paths import checkout
 from dflash_diag.storage import StrPath, content_key, plain, sha256_file
 
 PACKAGES = (
@@ -134,8 +135,8 @@ def source_revision() -> dict[str, Any] | None:
 
     None for an installed copy, or where git cannot tell.
     """
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists() or not (root / "pyproject.toml").exists():
+    root = checkout()
+    if root is None or not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "HEAD")
     status = _git(root, "status", "--porcelain", "--untracked-files=no")
