@@ -138,8 +138,13 @@ def scored_prompts(scores: Scored) -> list[str]:
     return [scores.prompt_ids[i] for i in np.unique(scores.prompt)]
 
 
-def ratios(scores: Scored) -> dict[str, Ratio]:
+def ratios(scores: Scored, *, trees: bool = True) -> dict[str, Ratio]:
     """Per-prompt sums behind every number, ready for intervals or for a paired comparison.
+
+    Parameters
+    ----------
+    trees
+        Whether to build the draft trees too, which takes most of the time.
 
     Returns
     -------
@@ -175,7 +180,8 @@ def ratios(scores: Scored) -> dict[str, Ratio]:
 
     hits = np.equal(scores.proposed, scores.labels)
     streak = leading(hits)
-    depths = ddtree_depths(scores.topk_logprobs, scores.rank, BUDGETS)
+    budgets = BUDGETS if trees else ()
+    depths = ddtree_depths(scores.topk_logprobs, scores.rank, budgets)
     found: dict[str, Ratio] = {}
     for population, suffix in POPULATIONS.items():
         rounds = visits(streak, population)
@@ -187,7 +193,7 @@ def ratios(scores: Scored) -> dict[str, Ratio]:
             found[f"marginal{suffix}@{k}"] = mean(hits[:, k - 1], rounds, "share")
             found[f"survival{suffix}@{k}"] = mean(survived, rounds, "share")
             found[f"conditional{suffix}@{k}"] = mean(survived, rounds & before, "share")
-        for n, depth in zip(BUDGETS, depths.T, strict=True):
+        for n, depth in zip(budgets, depths.T, strict=True):
             found[f"ddtree_tau{suffix}@{n}"] = mean(depth + 1, visits(depth, population))
         for k in ORACLE_WIDTHS:
             length = leading(scores.rank < k)
@@ -200,7 +206,7 @@ def measure(scores: Scored, *, seed: int, draws: int = DRAWS) -> dict[str, Estim
     return estimates(ratios(scores), seed=seed, draws=draws)
 
 
-def paired(a: Scored, b: Scored) -> dict[str, tuple[Ratio, Ratio]]:
+def paired(a: Scored, b: Scored, *, trees: bool = True) -> dict[str, tuple[Ratio, Ratio]]:
     """Numbers that two drafters share, over the prompts that both were scored on.
 
     Feed it, or the part of interest, to `dflash_diag.stats.differences`.
@@ -219,7 +225,7 @@ def paired(a: Scored, b: Scored) -> dict[str, tuple[Ratio, Ratio]]:
     def at(one: Ratio, rows: list[int]) -> Ratio:
         return Ratio(one.numerators[rows], one.denominators[rows], one.unit)
 
-    left, right = ratios(a), ratios(b)
+    left, right = ratios(a, trees=trees), ratios(b, trees=trees)
     return {key: (at(left[key], rows_a), at(right[key], rows_b)) for key in left if key in right}
 
 
