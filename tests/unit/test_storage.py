@@ -148,9 +148,12 @@ def test_a_staged_folder_replaces_the_old_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("raised", "seen"),
-    [(ValueError("x"), ValueError), (KeyboardInterrupt(), KeyboardInterrupt)]
-    + [(FileNotFoundError(errno.ENOENT, "an input"), FileNotFoundError)]
-    + [(OSError(errno.ENOSPC, "full"), OutputError)],
+    [
+        (ValueError("x"), ValueError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (FileNotFoundError(errno.ENOENT, "an input"), FileNotFoundError),
+        (OSError(errno.ENOSPC, "full"), OutputError),
+    ],
 )
 def test_a_staged_folder_that_fails_leaves_no_trace(tmp_path, raised, seen):
     final = tmp_path / "capture"
