@@ -97,9 +97,11 @@ class Rotary(nn.Module):
 def rope_frequencies(theta: float, width: int, scaling: str | None) -> tuple[Tensor, float]:
     """Inverse frequencies [width/2] in float32, and the factor on cosines and sines.
 
-    ``scaling`` is canonical JSON of a ``rope_scaling`` entry; its formula is transformers' own.
+    ``scaling`` is canonical JSON of a ``rope_scaling`` entry, with ``max_position_embeddings``
+    beside it where that matters; its formula is transformers' own. Always real numbers on the CPU,
+    also where the drafter is being built on the meta device.
     """
-    inv_freq = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    inv_freq = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
     parameters = json.loads(scaling) if scaling else {}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
@@ -107,15 +109,17 @@ def rope_frequencies(theta: float, width: int, scaling: str | None) -> tuple[Ten
     from transformers import Qwen3Config
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    longest = int(parameters.pop("max_position_embeddings", 32768))
     config = Qwen3Config(
         head_dim=width,
         hidden_size=width,
         num_attention_heads=1,
         num_key_value_heads=1,
-        max_position_embeddings=int(parameters.get("max_position_embeddings", 32768)),
+        max_position_embeddings=longest,
         rope_parameters={**parameters, "rope_type": kind, "rope_theta": theta},
     )
-    scaled, factor = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
+    with torch.device("cpu"):
+        scaled, factor = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
     return scaled.float(), float(factor)
 
 
