@@ -261,9 +261,17 @@ class Result:
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw this result on ``ax``, or on axes of its own, by the plot registered for its id."""
+        """Draw this result on ``ax``, or on axes of its own, by the plot registered for its id.
+
+        Raises
+        ------
+        BadInput
+            No plot is registered for it.
+        """
         from dflash_diag import plotting  # the one upward edge between layers
 
+        if self.id not in plotting.PLOTS:
+            raise BadInput(f"{self.id} has no plot", do="its table is in .frame")
         axes: Axes = plotting.plot(self, ax)
         return axes
 

@@ -250,6 +250,8 @@ def test_a_long_table_says_that_it_is_cut(plotting):
 
 def test_plot_looks_itself_up_by_id(plotting):
     assert result().plot("axes") == ("acceptance", "axes")
+    with pytest.raises(BadInput, match="unplotted has no plot"):
+        result(id="unplotted").plot()
 
 
 def test_short_repr():
