@@ -1,0 +1,326 @@
+"""A Capture on disk: everything that an evaluation needs from a target, in one folder.
+
+Reading one loads neither transformers nor the target, and opens no connection.
+
+The folder holds ``capture.json`` (facts), ``prompts.parquet``, ``positions.parquet`` (one row a
+position), ``states/NNNNN.safetensors`` (``tokens`` [T] and ``layer.J`` [T, H] of one prompt),
+``shared/SHA256.safetensors`` (embedding, head and final norm, under their own hash) and
+``manifest.json`` with the sha256 of every other file.
+
+Symbols: T tokens, K layers asked for, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dflash_diag.errors import BadInput, CaptureError
+from dflash_diag.storage import StrPath, read_json, sha256_file, to_json_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "dflash_diag.capture/1"
+MANIFEST_SCHEMA = "dflash_diag.manifest/1"
+SHARED = ("embedding", "head", "final_norm")
+
+_AGAIN = "make the capture again"
+
+
+@dataclass(frozen=True)
+class CapturedPrompt:
+    """One prompt and its greedy continuation."""
+
+    id: str
+    n_prompt_tokens: int
+    """P."""
+    n_generated: int
+    """G: the actual length, the end-of-sequence token included."""
+    ended: bool
+    """Whether generation ended by itself before the requested length."""
+    logit_noise: float | None = None
+    """Largest difference between a logit decoded step by step and teacher-forced."""
+    decode_gap: float | None = None
+    """Largest distance of a generated token below the teacher-forced choice, in logits."""
+    prompt_text: str | None = None
+    continuation_text: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A read-only view of a capture. Made by `Capture.load`.
+
+    Raises
+    ------
+    CaptureError
+        Whatever is asked for is not in it.
+    """
+
+    path: Path
+    target_facts: Mapping[str, Any]
+    """``hidden_size``, ``vocab_size``, ``n_layers``, ``layer_types``, ``dtype``, ``backend``, …"""
+    layer_ids: tuple[int, ...]
+    """Layers whose states it holds; -1 is the embedding output."""
+    prompts: tuple[CapturedPrompt, ...]
+    facts: Mapping[str, Any] = field(repr=False)
+    """All of ``capture.json``."""
+    sequence_files: tuple[Path, ...] = field(repr=False)
+    shared_tensors: Mapping[str, tuple[Path, str]] = field(repr=False)
+    """Embedding, head and final norm: the file that holds each, and its key there."""
+    foreign: bool = False
+    """Made by other code."""
+
+    @classmethod
+    def load(cls, path: StrPath, *, verify: bool = True, target: StrPath | None = None) -> Capture:
+        """Open a capture and check it against its manifest.
+
+        Parameters
+        ----------
+        path
+            A bundle's folder; or a capture made by other code, which is a safetensors file with
+            ``tokens`` [T], ``hidden_states`` [T, K, H] and ``layer_ids`` [K], or a folder of such
+            files.
+        verify
+            Whether to hash every file. Otherwise only their presence is checked.
+        target
+            The target's folder: must be the one that a bundle was made of; for a capture made by
+            other code it lends embedding, head and final norm.
+
+        Raises
+        ------
+        CaptureError
+            Nothing there, incomplete, damaged, of another schema, or of another target.
+        """
+        path = Path(path)
+        if (path / "capture.json").is_file():
+            capture = _load_bundle(path, verify=verify)
+            if target is not None:
+                capture.check_target(target)
+            return capture
+        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        if not files:
+            what = f"{path} holds no capture" if path.exists() else f"no such capture: {path}"
+            raise CaptureError(what, "a folder made by the verb capture")
+        from dflash_diag.foreign import load_foreign
+
+        return load_foreign(path, files, target)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def index(self, prompt_id: str) -> int:
+        """Position of a prompt by its id."""
+        for i, prompt in enumerate(self.prompts):
+            if prompt.id == prompt_id:
+                return i
+        raise CaptureError(f"no prompt {prompt_id!r} in {self.path}")
+
+    def tokens(self, i: int) -> Tensor:
+        """Tokens of prompt ``i`` and its continuation: int64 [T]."""
+        with self._open(self.sequence_files[i]) as file:
+            return file.get_tensor("tokens").long()
+
+    def continuation(self, i: int) -> Tensor:
+        """The greedy continuation alone: int64 [G]."""
+        return self.tokens(i)[self.prompts[i].n_prompt_tokens :]
+
+    def states(self, i: int, layer_ids: Iterable[int]) -> Tensor:
+        """States [T, K, H] of prompt ``i``: raw outputs of decoder layers, -1 the embeddings."""
+        wanted = list(layer_ids)
+        lacking = [j for j in wanted if j not in self.layer_ids]
+        if lacking:
+            raise CaptureError(
+                f"{self.path} has no states of layer {', '.join(map(str, lacking))} "
+                f"(it has {', '.join(map(str, self.layer_ids))})",
+                do="capture again with these taps, or with --layers all",
+            )
+        with self._open(self.sequence_files[i]) as file:
+            if self.foreign:
+                all_states = file.get_tensor("hidden_states")
+                return all_states[:, [self.layer_ids.index(j) for j in wanted]]
+            return torch.stack([file.get_tensor(layer_key(j)) for j in wanted], dim=1)
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        """The target's embedding: [V, H]."""
+        return self._shared("embedding")
+
+    @cached_property
+    def head(self) -> Tensor:
+        """The target's head: [V, H]; the very tensor of `embedding` where the two are tied."""
+        if self.shared_tensors.get("head") == self.shared_tensors.get("embedding"):
+            return self.embedding
+        return self._shared("head")
+
+    @cached_property
+    def final_norm_weight(self) -> Tensor:
+        """Weight of the target's final norm: [H]; ``target_facts["final_norm"]`` has the rest."""
+        return self._shared("final_norm")
+
+    def final_norm(self, states: Tensor) -> Tensor:
+        """The target's final norm, applied to states [..., H]."""
+        how = self.target_facts["final_norm"]
+        if how["style"] == "other":
+            raise CaptureError(f"{self.path}: the target's final norm is no plain RMSNorm")
+        x = states.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + how["eps"])
+        weight = self.final_norm_weight.to(states.device).float()
+        return (x * (1 + weight if how["style"] == "one_plus" else weight)).to(states.dtype)
+
+    def positions(self, i: int) -> pd.DataFrame:
+        """What the target itself would say at every position of prompt ``i``, teacher-forced.
+
+        One row a position t: ``position``, ``token`` (there), ``text`` of that token, and of the
+        distribution of the token at t+1 ``top_ids`` and ``top_logprobs`` (lists of 8, best first),
+        ``top_logit``, ``margin`` (first logit minus second) and ``entropy`` [nats].
+        """
+        table = self._positions
+        return table[table["prompt"] == i].drop(columns="prompt").reset_index(drop=True)
+
+    def top_choices(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and log-probabilities of the target's best 8 at every position: [T, 8] each."""
+        rows = self.positions(i)
+        return np.stack(rows["top_ids"].to_list()), np.stack(rows["top_logprobs"].to_list())
+
+    @cached_property
+    def _positions(self) -> pd.DataFrame:
+        if self.foreign:
+            raise CaptureError(
+                f"{self.path} was made by other code and holds no choices of the target",
+                do="make a capture with the verb capture",
+            )
+        import pandas as pd
+
+        return pd.read_parquet(self.path / "positions.parquet")
+
+    @property
+    def max_new_tokens(self) -> int:
+        """G as requested."""
+        return int(self.facts["max_new_tokens"])
+
+    def check_target(self, folder: StrPath) -> None:
+        """Make sure that this capture was made of the target in ``folder``.
+
+        Raises
+        ------
+        CaptureError
+            Another target, by the hashes of weights and tokenizer.
+        """
+        from dflash_diag.targets import fingerprint
+
+        ours = self.target_facts.get("files") or {}
+        if not Path(folder).is_dir() or not ours:
+            return
+        theirs = fingerprint(folder)
+        for part in ("weights", "tokenizer"):
+            if set(ours[part].values()) != set(theirs[part].values()):
+                raise CaptureError(
+                    f"{self.path} was made of another target: the {part} of {folder} differ",
+                    f"the target {self.target_facts.get('source')!r} of the capture",
+                    "capture this target, or name the capture's own",
+                )
+
+    def _shared(self, name: str) -> Tensor:
+        if name not in self.shared_tensors:
+            raise CaptureError(
+                f"{self.path} holds no {name.replace('_', ' ')} of the target",
+                do="give the target's folder with --target",
+            )
+        path, key = self.shared_tensors[name]
+        with self._open(path) as file:
+            return file.get_tensor(key)
+
+    def _open(self, path: Path) -> Any:
+        try:
+            return safe_open(path, "pt")
+        except (OSError, SafetensorError) as error:
+            raise CaptureError(f"{path} cannot be read ({error})", do=_AGAIN) from error
+
+
+def layer_key(layer_id: int) -> str:
+    """Name of a layer's states in a sequence file."""
+    return f"layer.{layer_id}"
+
+
+def sequence_name(index: int) -> str:
+    """Path of a prompt's tokens and states inside the bundle."""
+    return f"states/{index:05d}.safetensors"
+
+
+def manifest_text(files: Mapping[str, str]) -> str:
+    """The one text that a manifest of these hashes has."""
+    return to_json_text({"schema": MANIFEST_SCHEMA, "files": dict(sorted(files.items()))})
+
+
+def _load_bundle(path: Path, *, verify: bool) -> Capture:
+    _check_manifest(path, verify=verify)
+    facts = _read(path / "capture.json")
+    if facts.get("schema") != SCHEMA:
+        raise CaptureError(f"{path} has schema {facts.get('schema')!r}", repr(SCHEMA), _AGAIN)
+    import pandas as pd
+
+    rows = pd.read_parquet(path / "prompts.parquet").to_dict("records")
+    prompts = tuple(
+        CapturedPrompt(
+            id=row["id"],
+            n_prompt_tokens=int(row["n_prompt_tokens"]),
+            n_generated=int(row["n_generated"]),
+            ended=bool(row["ended"]),
+            logit_noise=float(row["logit_noise"]),
+            decode_gap=float(row["decode_gap"]),
+            prompt_text=_text(row["prompt_text"]),
+            continuation_text=_text(row["continuation_text"]),
+        )
+        for row in rows
+    )
+    return Capture(
+        path=path,
+        target_facts=facts["target"],
+        layer_ids=tuple(facts["layer_ids"]),
+        prompts=prompts,
+        facts=facts,
+        sequence_files=tuple(path / sequence_name(i) for i in range(len(prompts))),
+        shared_tensors={name: (path / file, "weight") for name, file in facts["shared"].items()},
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _check_manifest(path: Path, *, verify: bool) -> None:
+    manifest = path / "manifest.json"
+    if not manifest.is_file():
+        raise CaptureError(f"{path} has no manifest.json", "a complete capture", _AGAIN)
+    content = _read(manifest)
+    files = content.get("files")
+    if content.get("schema") != MANIFEST_SCHEMA or not isinstance(files, dict):
+        raise CaptureError(f"{manifest} has schema {content.get('schema')!r}", do=_AGAIN)
+    if manifest.read_text("utf-8") != manifest_text(files):
+        raise CaptureError(f"{manifest} was changed", do=_AGAIN)
+    for name, expected in files.items():
+        if not (path / name).is_file():
+            raise CaptureError(f"{path / name} is missing", "a complete capture", _AGAIN)
+        if verify and sha256_file(path / name) != expected:
+            raise CaptureError(
+                f"{path / name} is damaged: its sha256 is not the manifest's", do=_AGAIN
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except BadInput as error:
+        raise CaptureError(error.found, error.expected, _AGAIN) from error
+    if not isinstance(content, dict):
+        raise CaptureError(f"{path} is not a JSON object", do=_AGAIN)
+    return content

@@ -1,0 +1,424 @@
+"""Load a target, once, and ask it for what the rest needs.
+
+transformers is imported when a target is loaded, never before: reading a capture does not need it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_diag.backends import Backend, BackendName, choose_backend
+from dflash_diag.caches import CacheAdapter
+from dflash_diag.errors import BadInput, PromptError
+from dflash_diag.hidden_states import TargetParts, find_parts, norm_facts, text_config
+from dflash_diag.prompts import Prompt
+from dflash_diag.storage import StrPath, sha256_file
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A loaded target, bound to one backend."""
+
+    model: Any
+    """A transformers model."""
+    source: str
+    """The folder or hub id that it was loaded from."""
+    folder: Path | None
+    """Where its files lie on this machine, if that is known."""
+    parts: TargetParts
+    backend: Backend
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts.embedding.weight.dtype
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.parts.layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """V: rows of the head."""
+        return int(self.parts.head.weight.shape[0])
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence that the target was made for."""
+        return getattr(text_config(self.model), "max_position_embeddings", None)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+        ids: set[int] = set()
+        generation = getattr(self.model, "generation_config", None)
+        for config in (generation, text_config(self.model)):
+            value = getattr(config, "eos_token_id", None)
+            if value is not None:
+                ids |= set(value) if isinstance(value, list | tuple) else {int(value)}
+        return frozenset(ids)
+
+    @cached_property
+    def caches(self) -> CacheAdapter:
+        return CacheAdapter(self.model)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """See `fingerprint`; empty where the files are not at hand."""
+        return fingerprint(self.folder) if self.folder else {}
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, or None."""
+        return load_tokenizer(self.folder or self.source)
+
+    def logits(
+        self,
+        ids: Tensor,
+        *,
+        cache: Any = None,
+        last_only: bool = False,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [N, T, V] (or [N, 1, V]) of token ids [N, T], text only.
+
+        The model's own forward is used, so that soft-capping and logit scales are its own.
+        """
+        arguments: dict[str, Any] = {"use_cache": False}
+        if cache is not None:
+            arguments = self.caches.arguments(cache)
+        if attention_mask is not None:
+            arguments |= {"attention_mask": attention_mask, "position_ids": position_ids}
+        if last_only:
+            arguments["logits_to_keep"] = 1
+        logits: Tensor = self.model(input_ids=ids.to(self.device), **arguments).logits
+        return logits
+
+    def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a prompt.
+
+        Parameters
+        ----------
+        template
+            Extra arguments of the chat template, for prompts made of messages.
+
+        Raises
+        ------
+        PromptError
+            No tokenizer or chat template where one is needed; no token; an id that is not in the
+            vocabulary.
+        """
+        if prompt.prompt_ids is not None:
+            ids = list(prompt.prompt_ids)
+        elif self.tokenizer is None:
+            raise PromptError(
+                f"prompt {prompt.id!r} is text and {self.source} has no tokenizer",
+                "a tokenizer.json in the target's folder",
+                "or give the prompt as prompt_ids",
+            )
+        elif prompt.text is not None:
+            ids = list(self.tokenizer(prompt.text)["input_ids"])
+        else:
+            ids = self._encode_messages(prompt, dict(template or {}))
+        if not ids:
+            raise PromptError(f"prompt {prompt.id!r} has no tokens", "at least one")
+        rows = int(self.parts.embedding.weight.shape[0])
+        wrong = next((i for i in ids if not 0 <= i < min(rows, self.vocab_size)), None)
+        if wrong is not None:
+            raise PromptError(
+                f"prompt {prompt.id!r} has token id {wrong}",
+                f"ids below {min(rows, self.vocab_size)}, the target's vocabulary",
+                "was it made with another tokenizer?",
+            )
+        return ids
+
+    def _encode_messages(self, prompt: Prompt, template: dict[str, Any]) -> list[int]:
+        from jinja2 import TemplateError
+
+        if not self.tokenizer.chat_template:
+            raise PromptError(
+                f"prompt {prompt.id!r} has messages and {self.source} has no chat template",
+                do="give the prompt as text",
+            )
+        messages = [dict(m) for m in prompt.messages or ()]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **template
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise PromptError(
+                f"prompt {prompt.id!r}: the chat template fails ({error})",
+                do="check its messages and --chat-template-kwargs",
+            ) from error
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: list[int]) -> str | None:
+        """Text of token ids, special tokens left out; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def facts(self) -> dict[str, Any]:
+        """What a capture records about its target."""
+        config = text_config(self.model)
+        layer_types = getattr(config, "layer_types", None)
+        return {
+            "source": Path(self.source).name,
+            "architecture": type(self.model).__name__,
+            "hidden_size": int(self.parts.embedding.weight.shape[1]),
+            "vocab_size": self.vocab_size,
+            "n_layers": self.n_layers,
+            "layer_types": list(layer_types) if layer_types else None,
+            "layers_path": self.parts.path,
+            "max_positions": self.max_positions,
+            "n_parameters": sum(p.numel() for p in self.model.parameters()),
+            "tied": self.parts.tied,
+            "eos_token_ids": sorted(self.eos_ids),
+            "final_norm": norm_facts(self.parts.final_norm),
+            "embedding_scale": _scalar(getattr(self.parts.embedding, "embed_scale", 1.0)),
+            "softcap": getattr(config, "final_logit_softcapping", None),
+            "logit_scale": _logit_scale(config),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": self.device.type,
+            "attention": getattr(config, "_attn_implementation", None),
+            "backend": self.backend.to_json(),
+            "files": self.fingerprint,
+        }
+
+
+def load_target(
+    source: StrPath,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    backend: BackendName = "auto",
+) -> Target:
+    """Load a target from a folder, or by a hub id through transformers.
+
+    Parameters
+    ----------
+    device
+        ``auto`` takes a GPU if there is one.
+    dtype
+        ``auto`` is float32 on a CPU and the checkpoint's own type on a GPU.
+
+    Raises
+    ------
+    BadInput
+        Nothing there, not a model, tensors missing, or a device or backend that cannot be used.
+    """
+    folder = _existing_folder(source)
+    place = _device(device)
+    if dtype not in ("auto", *DTYPES):
+        raise BadInput(f"--dtype {dtype}", f"one of auto, {', '.join(DTYPES)}")
+    wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
+    with _quiet_loading():
+        model = _from_pretrained(folder or str(source), wanted)
+    model = model.to(place).eval().requires_grad_(requires_grad=False)
+    if folder is None:
+        folder = _hub_folder(str(source))
+    return wrap_target(model, source=str(source), folder=folder, backend=backend)
+
+
+def wrap_target(
+    model: Any,
+    *,
+    source: str = "",
+    folder: Path | None = None,
+    backend: BackendName = "auto",
+) -> Target:
+    """A target from a transformers model that is already in memory."""
+    parts = find_parts(model)
+    chosen = choose_backend(model, parts, backend)
+    return Target(model=model, source=source, folder=folder, parts=parts, backend=chosen)
+
+
+def _existing_folder(source: StrPath) -> Path | None:
+    """The folder ``source``, or None for what looks like a hub id.
+
+    Raises
+    ------
+    BadInput
+        It is a file, a folder without a model, or a path that leads nowhere.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BadInput(f"{source} has no config.json", "the folder of a transformers model")
+        return path
+    if path.exists():
+        raise BadInput(f"{source} is a file", "the folder of a transformers model, or a hub id")
+    text = str(source)
+    if path.is_absolute() or text.count("/") != 1 or text.startswith((".", "~")):
+        raise BadInput(f"no such folder: {source}", "the folder of a transformers model")
+    return None
+
+
+def _device(name: str) -> torch.device:
+    if name not in DEVICES and not name.startswith("cuda:"):
+        raise BadInput(f"--device {name}", f"one of {', '.join(DEVICES)}")
+    has_gpu = torch.cuda.is_available()
+    if name.startswith("cuda") and not has_gpu:
+        raise BadInput(f"--device {name}, but torch sees no GPU", do="use --device cpu")
+    if name == "auto":
+        name = "cuda" if has_gpu else "cpu"
+    return torch.device(name)
+
+
+def _from_pretrained(source: StrPath, dtype: torch.dtype | str) -> Any:
+    import transformers
+    from safetensors import SafetensorError
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(source)
+        name = (getattr(config, "architectures", None) or [""])[0]
+        kind: Any = getattr(transformers, name, transformers.AutoModelForCausalLM)
+        model, loading = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        lines = str(error).strip().splitlines()
+        raise BadInput(
+            f"{source} cannot be loaded ({lines[0] if lines else type(error).__name__})",
+            "a transformers causal language model",
+        ) from error
+    lacking = sorted(str(k) for k in loading["missing_keys"])
+    lacking += sorted(str(k) for k in loading["mismatched_keys"])
+    if lacking:
+        # transformers would go on with random weights.
+        raise BadInput(
+            f"{source} lacks {len(lacking)} of the model's tensors or has them in another shape "
+            f"({', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''})",
+            "a complete checkpoint",
+        )
+    return model
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Keep transformers' own bars out of logs and notebooks while weights load."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _hub_folder(source: str) -> Path | None:
+    from transformers.utils.hub import cached_file
+
+    path = cached_file(source, "config.json", local_files_only=True)
+    return None if path is None else Path(path).parent
+
+
+def load_tokenizer(source: StrPath) -> Any:
+    """The tokenizer of a target, or None where it has none."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        lines = str(error).strip().splitlines()
+        raise BadInput(
+            f"the tokenizer of {source} cannot be loaded ({lines[0] if lines else error!r})",
+            "a tokenizer that transformers can read",
+        ) from error
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+_ALSO_HASHED = ("config.json", "generation_config.json", "tokenizer_config.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_WHOLE = 2**28
+_SAMPLES, _SAMPLE_BYTES = 64, 2**16
+
+
+def fingerprint(folder: StrPath) -> dict[str, Any]:
+    """Hashes that identify a target: ``{"weights", "config", "tokenizer", "chat_template"}``.
+
+    Files up to 256 MiB are hashed whole. Of larger ones the size, the header and 64 evenly spaced
+    pieces of 64 KiB are, so that a target of 50 GiB takes no minute; such hashes start with
+    ``sampled:``. ``chat_template`` is None where there is none.
+    """
+    folder = Path(folder)
+
+    def hashed(names: tuple[str, ...]) -> dict[str, str]:
+        found = sorted({p for name in names for p in folder.glob(name) if p.is_file()})
+        return {p.name: _hash(p) for p in found}
+
+    return {
+        "weights": hashed(_WEIGHTS),
+        "config": hashed(_ALSO_HASHED),
+        "tokenizer": hashed(TOKENIZER_FILES),
+        "chat_template": _template_hash(folder),
+    }
+
+
+def _hash(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= _WHOLE:
+        return sha256_file(path)
+    digest = hashlib.sha256(struct.pack("<Q", size))
+    with path.open("rb") as file:
+        for index in range(_SAMPLES):
+            file.seek((size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return f"sampled:{digest.hexdigest()}"
+
+
+def _template_hash(folder: Path) -> str | None:
+    for name in _TEMPLATES:
+        if (folder / name).is_file():
+            return sha256_file(folder / name)
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        template = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{folder / 'tokenizer_config.json'} is not JSON ({error})") from error
+    if template is None:
+        return None
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
+
+
+def _logit_scale(config: Any) -> float:
+    """Factor on the logits: Cohere multiplies by ``logit_scale``, Granite divides."""
+    if getattr(config, "logit_scale", None) is not None:
+        return float(config.logit_scale)
+    if getattr(config, "logits_scaling", None) is not None:
+        return 1.0 / float(config.logits_scaling)
+    return 1.0
+
+
+def _scalar(value: Any) -> float:
+    return float(value)
