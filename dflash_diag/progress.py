@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from dflash_diag.errors import BadInput
 
@@ -26,9 +26,15 @@ HEARTBEAT_S = 30.0
 """Seconds between two lines of one stage, so that a log shows that the work goes on."""
 
 
+@overload
+def progress(work: int, desc: str, *, unit: str = ..., silent: bool = ...) -> Progress[None]: ...
+@overload
 def progress(
-    work: Iterable[T] | int, desc: str, *, unit: str = "it", silent: bool = False
-) -> Progress[T]:
+    work: Iterable[T], desc: str, *, unit: str = ..., silent: bool = ...
+) -> Progress[T]: ...
+def progress(
+    work: Iterable[Any] | int, desc: str, *, unit: str = "it", silent: bool = False
+) -> Progress[Any]:
     """Report the progress of one stage on standard error.
 
     Iterate over it, or enter it and call ``update``; stages may be nested::

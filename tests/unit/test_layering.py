@@ -16,10 +16,10 @@ PACKAGE = Path(__file__).parents[2] / "dflash_diag"
 LAYERS = [
     {"errors", "paths", "progress", "results", "stats", "storage"},
     {"conventions", "masks", "metrics", "prompts", "provenance", "published", "trees"},
-    {"backends", "caches", "capture", "checkpoints", "decoding", "drafter", "hidden_states"}
-    | {"proposals", "references", "scoring", "targets"},
+    {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "drafter", "foreign"}
+    | {"hidden_states", "proposals", "references", "scoring", "targets"},
     {"diagnostics"},
-    {"compare", "doctor", "runs", "training_audit"},
+    {"compare", "config", "doctor", "runs", "training_audit"},
     {"history", "plotting", "report", "views"},
     {"cli"},
 ]
