@@ -10,19 +10,59 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dflash_diag.bundle import Capture
+    from dflash_diag.capture import make_capture
+    from dflash_diag.checkpoints import (
+        Checkpoint,
+        audit,
+        load_drafter,
+        read_checkpoint,
+        resolve_convention,
+    )
     from dflash_diag.conventions import Convention
     from dflash_diag.errors import BadInput, DiagError
+    from dflash_diag.metrics import score_json
     from dflash_diag.prompts import Prompt, read_prompts
+    from dflash_diag.results import Result, Verdict
+    from dflash_diag.stats import Estimate
 
 _HOME = {
     "BadInput": "errors",
+    "Capture": "bundle",
+    "Checkpoint": "checkpoints",
     "Convention": "conventions",
     "DiagError": "errors",
+    "Estimate": "stats",
     "Prompt": "prompts",
+    "Result": "results",
+    "Verdict": "results",
+    "audit": "checkpoints",
+    "load_drafter": "checkpoints",
+    "make_capture": "capture",
+    "read_checkpoint": "checkpoints",
     "read_prompts": "prompts",
+    "resolve_convention": "checkpoints",
+    "score_json": "metrics",
 }
 
-__all__ = ["BadInput", "Convention", "DiagError", "Prompt", "read_prompts"]
+__all__ = [
+    "BadInput",
+    "Capture",
+    "Checkpoint",
+    "Convention",
+    "DiagError",
+    "Estimate",
+    "Prompt",
+    "Result",
+    "Verdict",
+    "audit",
+    "load_drafter",
+    "make_capture",
+    "read_checkpoint",
+    "read_prompts",
+    "resolve_convention",
+    "score_json",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,10 +60,10 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
-def test_a_device_that_is_really_full():
+def test_a_device_that_is_really_full(monkeypatch):
+    monkeypatch.delattr(Path, "replace")  # were it replaced, root would lose the device
     with pytest.raises(OutputError, match="the disk is full"):
         storage.atomic_write("/dev/full", "x")
-    assert Path("/dev/full").is_char_device()
 
 
 def test_a_pipe_is_written_in_place(tmp_path):
