@@ -1,0 +1,45 @@
+"""Diagnostics: one question a file. The list below is the registry's order, and all there is."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from dflash_diag.diagnostics.base import Diagnostic, Inputs, Skip, Threshold
+from dflash_diag.errors import BadInput
+
+MODULES = (
+    "checkpoint_facts",
+    "checkpoint_tensors",
+    "checkpoint_convention",
+    "lossless",
+    "headline",
+    "by_position",
+    "comparison",
+    "prompts",
+    "trees",
+    "repetition",
+)
+
+
+def catalogue() -> dict[str, Diagnostic]:
+    """Every diagnostic by id, in order."""
+    modules = [import_module(f"{__name__}.{name}") for name in MODULES]
+    order = [one for module in modules for one in vars(module).values()]
+    return {one.id: one for one in order if isinstance(one, Diagnostic)}
+
+
+def get(id: str) -> Diagnostic:  # noqa: A002 - it is the id
+    """The diagnostic ``id``.
+
+    Raises
+    ------
+    BadInput
+        There is none of that name.
+    """
+    known = catalogue()
+    if id not in known:
+        raise BadInput(f"no diagnostic {id!r}", f"one of {', '.join(known)}")
+    return known[id]
+
+
+__all__ = ["MODULES", "Diagnostic", "Inputs", "Skip", "Threshold", "catalogue", "get"]

@@ -1,0 +1,241 @@
+"""What a diagnostic is: a question, how to measure it, and thresholds to judge the answer by.
+
+A measurement reads saved inputs and returns a `Result` whose verdict is still open. Judging looks
+at the result's intervals alone, so a stored result can be judged again under other thresholds. The
+plot is looked up by id in `dflash_diag.plotting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dflash_diag import results
+from dflash_diag.results import Judgement, Result, Verdict
+from dflash_diag.stats import Estimate
+
+if TYPE_CHECKING:
+    from dflash_diag.checkpoints import Checkpoint, TensorProblem
+    from dflash_diag.conventions import Convention
+    from dflash_diag.scoring import Scores
+
+DRAFTER, REFERENCE = "drafter", "reference"
+
+
+class Skip(Exception):
+    """Raised by a measurement that does not apply; its text is the reason."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What the target generated for one prompt."""
+
+    id: str
+    start: int
+    """P: position of the first generated token."""
+    ids: Sequence[int]
+    """[G] token ids."""
+    text: str | None = None
+    """The same as text, where a tokenizer is at hand."""
+
+
+class Inputs(Protocol):
+    """What a diagnostic may read. A ``role`` is ``"drafter"`` or ``"reference"``."""
+
+    seed: int
+    draws: int
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """The drafters at hand, the judged one first."""
+
+    def name(self, role: str) -> str:
+        """What a drafter is called."""
+
+    def checkpoint(self, role: str) -> Checkpoint:
+        """Its files."""
+
+    def problems(self, role: str) -> Sequence[TensorProblem]:
+        """What the audit of its tensors found."""
+
+    def convention(self, role: str) -> Convention:
+        """The reading under which it was scored."""
+
+    def scores(self, role: str) -> Scores:
+        """One row an anchor."""
+
+    def metrics(self, role: str) -> Mapping[str, Any]:
+        """What ``score --json`` writes."""
+
+    def continuations(self) -> Sequence[Continuation]:
+        """What the target generated for each prompt."""
+
+    def lossless(self) -> Mapping[str, Any]:
+        """Outcome of the lossless check: ``rows``, ``notes``; raises `Skip` without a target."""
+
+    def served(self) -> Mapping[str, Any] | None:
+        """The same comparison for a server's output; None where none was given."""
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Where the inputs come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """A bound on one estimate, with where the bound comes from."""
+
+    estimate: str
+    at_least: float | None = None
+    at_most: float | None = None
+    margin: float = 0.0
+    what: str = ""
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "estimate": self.estimate,
+            "at_least": self.at_least,
+            "at_most": self.at_most,
+            "margin": self.margin,
+            "source": self.source,
+        }
+
+    def judge(self, result: Result) -> Judgement:
+        """Judge a result by this bound alone."""
+        return results.judge(
+            result.estimates[self.estimate],
+            at_least=self.at_least,
+            at_most=self.at_most,
+            margin=self.margin,
+            what=self.what or self.estimate,
+        )
+
+
+Measure = Callable[[Inputs], Result]
+Judge = Callable[[Result], Judgement]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostic:
+    """One entry of the registry."""
+
+    id: str
+    question: str
+    page: str
+    """The notebook that shows it."""
+    measure: Measure
+    judge: Judge
+    thresholds: tuple[Threshold, ...] = ()
+    version: int = 1
+    """Raised when the measurement changes, so that stored results are not taken for new ones."""
+
+    def __call__(self, inputs: Inputs) -> Result:
+        """Measure and judge. A measurement that fails becomes an ERROR result, never an exception.
+
+        Bad input is the exception to that: it was given by a person, who has to hear of it.
+        """
+        try:
+            measured = self.measure(inputs)
+        except Skip as reason:
+            return results.skipped(self.id, self.question, str(reason))
+        except results.BadInput:
+            raise
+        except Exception as error:  # noqa: BLE001 - one crash must not hide the other answers
+            return results.failed(self.id, self.question, error)
+        return self.rejudge(measured)
+
+    def rejudge(self, measured: Result) -> Result:
+        """The same result under this diagnostic's thresholds; touches no input."""
+        if measured.verdict in (Verdict.SKIPPED, Verdict.ERROR):
+            return measured
+        verdict, reason = self.judge(measured)
+        params = {**measured.params, "judged": reason}
+        if self.thresholds:
+            params["thresholds"] = [one.to_json() for one in self.thresholds]
+        return replace(measured, verdict=verdict, params=params, frame=measured.frame)
+
+    def result(self, headline: str, frame: Any, **fields: Any) -> Result:
+        """A result of this diagnostic whose verdict is still open."""
+        return Result(
+            id=self.id,
+            question=self.question,
+            headline=headline,
+            verdict=Verdict.INCONCLUSIVE,
+            frame=frame,
+            **fields,
+        )
+
+
+REGISTRY: dict[str, Diagnostic] = {}
+
+
+def diagnostic(
+    *,
+    id: str,  # noqa: A002 - it is the id
+    question: str,
+    page: str,
+    judge: Judge | None = None,
+    thresholds: Sequence[Threshold] = (),
+    version: int = 1,
+) -> Callable[[Callable[[Inputs], tuple[str, Any, dict[str, Any]]]], Diagnostic]:
+    """Register a measurement.
+
+    The decorated function returns ``(headline, frame, fields)``, the last being further fields of
+    the `Result`. Without ``judge`` the first threshold decides.
+    """
+
+    def register(function: Callable[[Inputs], tuple[str, Any, dict[str, Any]]]) -> Diagnostic:
+        def measure(inputs: Inputs) -> Result:
+            headline, frame, fields = function(inputs)
+            provenance = {**inputs.provenance(), "diagnostic_version": version}
+            return made.result(headline, frame, provenance=provenance, **fields)
+
+        made = Diagnostic(
+            id=id,
+            question=question,
+            page=page,
+            measure=measure,
+            judge=judge or (lambda result: made.thresholds[0].judge(result)),
+            thresholds=tuple(thresholds),
+            version=version,
+        )
+        if id in REGISTRY:
+            raise ValueError(f"two diagnostics are called {id}")
+        REGISTRY[id] = made
+        return made
+
+    return register
+
+
+def estimate(numbers: Mapping[str, Any], n: int, unit: str) -> Estimate:
+    """``{"value", "lo", "hi"}`` of the metrics as an `Estimate` over ``n`` prompts."""
+    return Estimate(numbers["value"], numbers["lo"], numbers["hi"], n, unit)
+
+
+def interval(one: Estimate | Mapping[str, Any], digits: int = 2) -> str:
+    """An estimate in words: ``1.31 (95 % interval 1.22 to 1.41)``."""
+    value, lo, hi = (
+        (one.value, one.lo, one.hi)
+        if isinstance(one, Estimate)
+        else (one["value"], one["lo"], one["hi"])
+    )
+    if value is None:
+        return "unknown"
+    if lo is None or hi is None:
+        return f"{value:.{digits}f} (no interval)"
+    return f"{value:.{digits}f} (95 % interval {lo:.{digits}f} to {hi:.{digits}f})"
+
+
+def signed(one: Estimate, digits: int = 2) -> str:
+    """A difference in words: ``-1.44 (95 % interval -1.90 to -1.05)``."""
+    if one.value is None:
+        return "unknown"
+    if one.lo is None or one.hi is None:
+        return f"{one.value:+.{digits}f} (no interval)"
+    return f"{one.value:+.{digits}f} (95 % interval {one.lo:+.{digits}f} to {one.hi:+.{digits}f})"
+
+
+def percent(value: float | None) -> str:
+    """A share in words: ``44 %``."""
+    return "an unknown share" if value is None else f"{100 * value:.0f}\u00a0%"

@@ -1,0 +1,103 @@
+"""One set of inputs for every diagnostic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fakes import FakeInputs, simulated_scores  # noqa: E402
+
+
+def continuations(n_prompts: int, generated: int) -> list:
+    from dflash_diag.diagnostics.base import Continuation
+
+    rng = np.random.default_rng(3)
+    made = []
+    for i in range(n_prompts):
+        ids = rng.integers(0, 300, generated)
+        if i == 0:
+            ids[20:] = np.resize(ids[:20], generated - 20)
+        made.append(Continuation(f"p{i:02d}", 20, ids.tolist(), "a = 1\nb = 2\na = 1\n"))
+    return made
+
+
+def checkpoint() -> SimpleNamespace:
+    import torch
+
+    from dflash_diag.drafter import Drafter, DrafterShape
+
+    shape = DrafterShape(
+        hidden_size=8, n_taps=2, n_layers=2, n_heads=2, n_kv_heads=1, head_width=4, mlp_size=16
+    )
+    torch.manual_seed(0)
+    return SimpleNamespace(
+        tensors=dict(Drafter(shape, convention()).state_dict()),
+        config={
+            "architectures": ["DFlashDraftModel"],
+            "num_hidden_layers": 2,
+            "hidden_size": 8,
+            "num_attention_heads": 2,
+            "vocab_size": 300,
+            "block_size": 8,
+            "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 299},
+        },
+        kind="safetensors",
+        training_args={"lr": 1e-3, "optimizer": {"name": "adamw"}},
+        weight_files=[Path("model.safetensors")],
+    )
+
+
+def convention():
+    from dflash_diag.conventions import Convention, Source
+
+    stated = ("block_size", "layer_ids", "mask_token_id", "rope_theta")
+    return Convention(
+        block_size=8,
+        layer_ids=(0, 1),
+        in_block=("bidirectional", "bidirectional"),
+        window=(None, None),
+        rope_theta=10_000.0,
+        rotary_width=4,
+        mask_token_id=299,
+        sources={name: Source(name, "declared") for name in stated},
+    )
+
+
+def lossless_rows(n_prompts: int, generated: int) -> dict:
+    rows = [
+        {"id": f"p{i:02d}", "n_tokens": generated, "n_same": generated, "cause": "", "margin": None}
+        for i in range(n_prompts)
+    ]
+    rows[-1] |= {"n_same": 9, "cause": "rounding", "margin": 1e-7}
+    return {"rows": rows, "notes": ["Noise floor: 1e-06 logits."]}
+
+
+def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> FakeInputs:
+    generated = scores.setdefault("generated", 48)
+    drafters = {"drafter": simulated_scores(skill=0.45, n_prompts=n_prompts, **scores)}
+    if reference:
+        drafters["reference"] = simulated_scores(skill=0.85, seed=1, n_prompts=n_prompts, **scores)
+    made = FakeInputs(drafters, {"drafter": "step_8000", "reference": "<b>published</b>"})
+    made.checkpoints = dict.fromkeys(drafters, checkpoint())
+    made.conventions = dict.fromkeys(drafters, convention())
+    made.made_continuations = continuations(n_prompts, generated)
+    made.lossless_check = lossless_rows(n_prompts, generated)
+    made.served_check = lossless_rows(n_prompts, generated)
+    return made
+
+
+@pytest.fixture(scope="session")
+def inputs() -> FakeInputs:
+    return make_inputs()
+
+
+@pytest.fixture
+def another():
+    """Makes inputs of another kind."""
+    return make_inputs
