@@ -1,0 +1,361 @@
+"""``python -m dflash_diag VERB``: capture, score, report.
+
+Every verb turns its options into one `RunConfig` and hands it on. Exit codes: 0 done; 1
+``--fail-on`` met; 2 bad input, with one line on standard error; 3 interrupted, resumable.
+
+Nothing heavy is imported before a verb runs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from dflash_diag.errors import BadInput, DiagError
+
+if TYPE_CHECKING:
+    from dflash_diag.runs import Run, RunConfig
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 3
+
+EPILOG = """
+Start here: [bold]dflash-diag report[/bold] builds the report of the embedded example.
+
+Exit codes: 0 done; 1 --fail-on met; 2 bad input (one line says what to do); 3 interrupted: the
+same command resumes.
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="How many tokens does a DFlash drafter really get accepted?",
+    epilog=EPILOG,
+)
+
+INPUTS, MACHINE, OUTPUT = "What to measure", "How to run it", "What comes out"
+
+
+def _option(help_: str, *names: str, metavar: str, panel: str) -> Any:
+    return typer.Option(*names, help=help_, metavar=metavar, rich_help_panel=panel)
+
+
+Target = Annotated[
+    str, _option("Target: a transformers folder, or a hub id.", metavar="DIR_OR_ID", panel=INPUTS)
+]
+Drafter = Annotated[
+    str,
+    _option(
+        "Drafter: a folder with config.json and model.safetensors, or a .pt file.",
+        metavar="PATH",
+        panel=INPUTS,
+    ),
+]
+Reference = Annotated[
+    str, _option("Another drafter to compare with.", metavar="PATH", panel=INPUTS)
+]
+Prompts = Annotated[
+    str,
+    _option(
+        'Lines {"id", "text"}, {"id", "messages"} or {"id", "prompt_ids"}.',
+        metavar="FILE.jsonl",
+        panel=INPUTS,
+    ),
+]
+NewTokens = Annotated[
+    int,
+    _option(
+        "G: tokens that the target generates for each prompt.",
+        "--max-new-tokens",
+        metavar="G",
+        panel=INPUTS,
+    ),
+]
+CaptureDir = Annotated[
+    str,
+    _option("Use this capture; the target is then not needed.", metavar="DIR", panel=INPUTS),
+]
+Overrides = Annotated[
+    list[str],
+    _option(
+        "Read the drafter differently, e.g. --set context_bound=inclusive. Repeatable.",
+        "--set",
+        metavar="FIELD=VALUE",
+        panel=INPUTS,
+    ),
+]
+ServedOutput = Annotated[
+    str,
+    _option(
+        'A server\'s greedy output to check: lines {"id", "output_ids" or "text"}.',
+        metavar="FILE.jsonl",
+        panel=INPUTS,
+    ),
+]
+TemplateKwargs = Annotated[
+    str,
+    _option("For the tokenizer's chat template.", metavar="JSON", panel=INPUTS),
+]
+Layers = Annotated[
+    str,
+    _option(
+        "States to keep: the tapped layers, also their neighbours, or all.",
+        metavar="taps|around|all",
+        panel=MACHINE,
+    ),
+]
+Device = Annotated[str, _option("Where to compute.", metavar="auto|cpu|cuda", panel=MACHINE)]
+Dtype = Annotated[
+    str,
+    _option(
+        "auto: float32 on a CPU, the checkpoint's on a GPU.",
+        metavar="auto|float32|bfloat16|float16",
+        panel=MACHINE,
+    ),
+]
+Backend = Annotated[
+    str,
+    _option(
+        "Code for the target's linear-attention layers.", metavar="auto|fla|torch", panel=MACHINE
+    ),
+]
+Seed = Annotated[int, _option("Of the resampling.", metavar="S", panel=MACHINE)]
+FailOn = Annotated[
+    str,
+    _option(
+        "Exit with 1 when a verdict is this bad.",
+        "--fail-on",
+        metavar="none|warn|fail",
+        panel=OUTPUT,
+    ),
+]
+Json = Annotated[
+    str,
+    _option("Write the numbers here too; - is standard output.", metavar="FILE", panel=OUTPUT),
+]
+Out = Annotated[str, _option("Folder for everything that is kept.", metavar="DIR", panel=OUTPUT)]
+
+
+@app.callback()
+def _verbs() -> None:
+    """Say how many tokens a DFlash drafter really gets accepted."""
+
+
+@app.command(
+    epilog="""
+Examples:
+
+  dflash-diag capture --target Qwen/Qwen3.5-4B --prompts mine.jsonl --out captures/mine
+
+  dflash-diag score --capture captures/mine --drafter checkpoints/step_8000
+"""
+)
+def capture(
+    target: Target,
+    prompts: Prompts,
+    drafter: Drafter = "",
+    max_new_tokens: NewTokens = 0,
+    layers: Layers = "around",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    backend: Backend = "auto",
+    chat_template_kwargs: TemplateKwargs = "",
+    out: Out = "",
+) -> int:
+    """Run a target over prompts once and keep what scoring needs.
+
+    The capture holds the greedy continuations and the hidden states, so it can be made on a GPU
+    machine and scored on a laptop. Prints the folder.
+
+    With --drafter the states kept are those that this drafter taps (and their neighbours); without
+    it, those that the usual layer rule picks. --layers all keeps every layer.
+    """
+    from dflash_diag import runs
+
+    folder = runs.capture_only(_config(locals()))
+    typer.echo(str(folder))
+    return DONE
+
+
+@app.command(
+    epilog="""
+Examples:
+
+  dflash-diag score --target ./target --drafter ./step_8000 --prompts mine.jsonl
+
+  dflash-diag score --capture captures/mine --drafter ./step_8000 --json step_8000.json
+
+  dflash-diag score --capture captures/mine --drafter ./step_8000 --set context_bound=inclusive
+"""
+)
+def score(
+    drafter: Drafter,
+    target: Target = "",
+    prompts: Prompts = "",
+    reference: Reference = "",
+    max_new_tokens: NewTokens = 0,
+    capture: CaptureDir = "",
+    overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
+    served_output: ServedOutput = "",
+    layers: Layers = "around",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    backend: Backend = "auto",
+    chat_template_kwargs: TemplateKwargs = "",
+    seed: Seed = 0,
+    fail_on: FailOn = "none",
+    json: Json = "",
+    out: Out = "",
+) -> int:
+    """Score one drafter: how many tokens are accepted, where and on which prompts.
+
+    Needs either --target and --prompts, or --capture. Walked numbers are what greedy decoding gets;
+    uniform ones are what most training dashboards show. Intervals are 95 %, over prompts.
+    """
+    from dflash_diag import runs, storage, views
+
+    run = runs.Run.open(_config(locals()))
+    scored = run.metrics("drafter")
+    if json == "-":
+        typer.echo(storage.to_json_text(scored), nl=False)
+    else:
+        if json:
+            storage.write_json(json, scored)
+        typer.echo(views.score_text(run))
+    return _exit_code(run, fail_on, only=runs.SCORE_RESULTS)
+
+
+@app.command(
+    name="report",
+    epilog="""
+Examples:
+
+  dflash-diag report
+
+  dflash-diag report --target ./target --drafter ./step_8000 --reference ./published \\
+      --prompts mine.jsonl --out reports/step_8000
+
+  dflash-diag report --capture captures/mine --drafter ./step_8000 --fail-on fail
+""",
+)
+def report_verb(
+    target: Target = "",
+    drafter: Drafter = "",
+    reference: Reference = "",
+    prompts: Prompts = "",
+    max_new_tokens: NewTokens = 0,
+    capture: CaptureDir = "",
+    overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
+    served_output: ServedOutput = "",
+    layers: Layers = "around",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    backend: Backend = "auto",
+    chat_template_kwargs: TemplateKwargs = "",
+    seed: Seed = 0,
+    fail_on: FailOn = "none",
+    out: Out = "",
+    open_: Annotated[
+        bool | None,
+        typer.Option(
+            "--open/--no-open",
+            help="Show the report in the browser; the example's is shown unless told otherwise.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Write the HTML report; with no options, that of the embedded example.
+
+    Captures the target if needed, scores the drafters, runs all notebooks and writes a site that
+    needs no network: OUT/index.html, and summary.json, junit.xml, results/ and notebooks/ beside
+    it. Running the same command again reuses what is there.
+    """
+    from dflash_diag import report, runs
+
+    run = runs.Run.open(_config(locals()))
+    index = report.build(run)
+    typer.echo(str(index))
+    if _may_open() if open_ is None and run.config.is_example else open_:
+        typer.launch(index.resolve().as_uri())
+    return _exit_code(run, fail_on)
+
+
+def _config(options: Mapping[str, Any]) -> RunConfig:
+    """The options of a verb as a `RunConfig`; its fields have the options' names."""
+    from dflash_diag.runs import RunConfig
+
+    return RunConfig.read({k: v for k, v in options.items() if k in RunConfig.model_fields})
+
+
+def _exit_code(run: Run, fail_on: str, only: Sequence[str] | None = None) -> int:
+    return FAILED if run.is_worse_than(fail_on, only=only) else DONE
+
+
+def _may_open() -> bool:
+    """Whether somebody sits in front of a browser."""
+    if os.environ.get("CI") or not sys.stdout.isatty():
+        return False
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; errors become one line on standard error."""
+    try:
+        with _terminated_is_interrupted():
+            code = app(
+                args=None if arguments is None else list(arguments),
+                prog_name="dflash-diag",
+                standalone_mode=False,
+            )
+    except DiagError as error:
+        return _say(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _say(f"{error.format_message()} (see --help)", BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:
+        return _say("interrupted; resume with the same command", INTERRUPTED, kind="stopped")
+    return code or DONE
+
+
+def _say(message: str, code: int, kind: str = "error") -> int:
+    typer.echo(f"{kind}: {' '.join(message.split())}", err=True)
+    return code
+
+
+class _terminated_is_interrupted:  # noqa: N801 - used like a function
+    """While it lasts, SIGTERM (a scheduler's stop) is treated like Ctrl-C."""
+
+    def __enter__(self) -> None:
+        self._before: Callable[..., Any] | int | None = None
+        try:
+            self._before = signal.signal(signal.SIGTERM, self._interrupt)
+        except ValueError:  # not the main thread: signals stay as they are
+            self._before = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    @staticmethod
+    def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of ``python -m dflash_diag`` and ``dflash-diag``."""
+    sys.exit(run())
+
+
+__all__ = ["BadInput", "app", "main", "run"]

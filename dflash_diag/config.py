@@ -1,0 +1,191 @@
+"""What a run is told: one list of parameters for the command line and the notebooks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dflash_diag import paths, storage
+from dflash_diag.errors import BadInput
+from dflash_diag.prompts import Prompt, read_prompts
+from dflash_diag.stats import DRAWS
+
+NEW_TOKENS = 128
+"""G where nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """The embedded example: where its parts lie under data/, and which prompts the report uses."""
+
+    target: str = "zoo/hybrid/target"
+    drafter: str = "zoo/hybrid/drafters/anchor_included"
+    reference: str = "zoo/hybrid/drafters/reference"
+    prompts: tuple[tuple[str, int], ...] = (
+        ("prompts/coding.jsonl", 10),
+        ("prompts/general.jsonl", 14),
+    )
+    """Files, and how many prompts are taken from the start of each."""
+    max_new_tokens: int = NEW_TOKENS
+
+    def read_prompts(self) -> list[Prompt]:
+        """The prompts of the default report."""
+        return [
+            prompt
+            for name, count in self.prompts
+            for prompt in read_prompts(paths.data_dir() / name)[:count]
+        ]
+
+
+EXAMPLE = Example()
+
+
+class RunConfig(BaseModel):
+    """Every parameter of a run: the command line's options and the notebooks' are these fields.
+
+    An empty string stands for "not given".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str = Field("", description="folder of the target, or its hub id")
+    drafter: str = Field("", description="checkpoint to judge")
+    reference: str = Field("", description="checkpoint to compare with")
+    prompts: str = Field("", description="JSONL file of prompts")
+    max_new_tokens: int = Field(0, ge=0, description="G; 0 is the default")
+    capture: str = Field("", description="capture to use; no target is needed then")
+    overrides: tuple[str, ...] = Field((), description="field=value of the convention")
+    served_output: str = Field("", description="a server's output to check")
+    chat_template_kwargs: dict[str, Any] = Field({}, description="for the chat template")
+    layers: Literal["taps", "around", "all"] = "around"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    backend: Literal["auto", "fla", "torch"] = "auto"
+    seed: int = Field(0, ge=0, description="of the resampling")
+    draws: int = Field(DRAWS, ge=200, description="resamples behind an interval")
+    out: str = Field("", description="folder of the run")
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """A configuration from options or parameters; JSON text may stand for an object.
+
+        Raises
+        ------
+        BadInput
+            An unknown name, or a value that the field cannot take.
+        """
+        known = dict(values)
+        text = known.get("chat_template_kwargs")
+        if isinstance(text, str):
+            known["chat_template_kwargs"] = _json_object(text)
+        try:
+            return cls(**known)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"])) or "the configuration"
+            option = "--set" if name.startswith("overrides") else f"--{name.replace('_', '-')}"
+            if first["type"] == "extra_forbidden":
+                raise BadInput(
+                    f"unknown parameter {name}", f"one of {', '.join(cls.model_fields)}"
+                ) from error
+            found = f"{option} {first['input']}"
+            raise BadInput(found, first["msg"].removeprefix("Input should be ")) from error
+
+    @classmethod
+    def from_notebook(cls, names: Mapping[str, Any]) -> Self:
+        """A configuration from a notebook's globals: its parameters, and more under ``options``."""
+        given = {k: names[k] for k in cls.model_fields if k in names}
+        return cls.read({**given, **names.get("options", {})})
+
+    @property
+    def is_example(self) -> bool:
+        """Whether nothing was named, so that the embedded example is meant."""
+        return not (self.target or self.drafter or self.prompts or self.capture)
+
+    def resolved(self) -> RunConfig:
+        """The same with paths made absolute and the embedded example filled in.
+
+        Raises
+        ------
+        BadInput
+            Something needed was not given.
+        """
+        filled = self
+        if self.is_example:
+            data = paths.data_dir()
+            filled = self.model_copy(
+                update={
+                    "target": str(_example_part(data, EXAMPLE.target)),
+                    "drafter": str(_example_part(data, EXAMPLE.drafter)),
+                    "reference": self.reference or str(_example_part(data, EXAMPLE.reference)),
+                    "prompts": ",".join(str(data / name) for name, _ in EXAMPLE.prompts),
+                    "max_new_tokens": self.max_new_tokens or EXAMPLE.max_new_tokens,
+                }
+            )
+        elif not self.drafter:
+            raise BadInput("no drafter is named", do="give --drafter")
+        elif not self.capture and not (self.target and self.prompts):
+            lacking = [n for n in ("target", "prompts") if not getattr(self, n)]
+            raise BadInput(
+                f"no {' and no '.join(lacking)}",
+                "a target with prompts, or a capture",
+                "give --target and --prompts, or --capture",
+            )
+        update: dict[str, Any] = {
+            name: str(Path(getattr(filled, name)).expanduser().resolve())
+            for name in ("drafter", "reference", "capture", "served_output")
+            if getattr(filled, name)
+        }
+        if Path(filled.target).expanduser().exists() and filled.target:
+            update["target"] = str(Path(filled.target).expanduser().resolve())
+        if filled.prompts and not self.is_example:
+            update["prompts"] = str(Path(filled.prompts).expanduser().resolve())
+        update["max_new_tokens"] = filled.max_new_tokens or NEW_TOKENS
+        filled = filled.model_copy(update=update)
+        named = Path(self.out).expanduser() if self.out else self.default_out()
+        out = named.resolve()
+        return filled.model_copy(update={"out": str(out)})
+
+    def default_out(self) -> Path:
+        """A folder that the same command, and a notebook with the same parameters, names again."""
+        root = (paths.checkout() or Path.cwd()) / "out"
+        if self.is_example:
+            return root / "example"
+        content = self.model_dump(mode="json", exclude={"out", "seed", "draws"})
+        name = Path(self.drafter or self.target).name or "run"
+        return root / f"{name}-{storage.content_key(content)[:8]}"
+
+
+def _example_part(data: Path, name: str) -> Path:
+    """A part of the embedded example.
+
+    Raises
+    ------
+    BadInput
+        It is not there.
+    """
+    path = data / name
+    if not path.exists():
+        raise BadInput(
+            f"the embedded example is incomplete: no {path}",
+            "a whole checkout",
+            "check it out again, or name your own --target, --drafter and --prompts",
+        )
+    return path
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"--chat-template-kwargs {text}", f"a JSON object ({error.msg})") from error
+    if not isinstance(value, dict):
+        raise BadInput(f"--chat-template-kwargs {text}", "a JSON object")
+    return value

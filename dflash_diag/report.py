@@ -1,0 +1,401 @@
+"""From a run to a site: papermill over the notebooks, then HTML that needs no network.
+
+The notebooks show stored results; nothing is computed here. Pages hold no script and name no other
+file, so that one of them can be mailed; the export fails rather than leave a blank space where a
+widget or a picture from elsewhere would have been.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from dflash_diag import diagnostics, paths, storage, views
+from dflash_diag.errors import BadInput, DiagError
+from dflash_diag.progress import progress
+from dflash_diag.results import MIME_TYPE, Result, Verdict
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+    from dflash_diag.runs import Run
+    from dflash_diag.stats import Estimate
+
+NOTEBOOKS = {
+    "00_overview": "Overview",
+    "01_checkpoint": "Checkpoint",
+    "02_acceptance": "Acceptance",
+}
+"""Notebooks of the report in order, and what their pages are called."""
+KEY_FIGURES = ("acceptance.headline", "acceptance.by_position", "acceptance.comparison")
+SUMMARY_SCHEMA = "dflash_diag.summary/1"
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")
+GLOSSARY = (
+    ("tau", "tokens that one pass of the target yields: accepted proposals and one token more"),
+    ("while decoding", "over the anchors that greedy decoding visits (walked): what a server gets"),
+    ("all anchors", "over every position (uniform): what most training dashboards show"),
+    ("survival", "share of rounds whose first k proposals are all accepted"),
+    ("95 % interval", "bootstrap over prompts (BCa); blocks of one prompt are not independent"),
+    (
+        "INCONCLUSIVE",
+        "the interval reaches both sides of the threshold; more prompts would settle it",
+    ),
+)
+
+
+def build(run: Run) -> Path:
+    """Compute what is missing, run the notebooks and write the site.
+
+    Returns
+    -------
+    Path
+        ``OUT/index.html``.
+
+    Raises
+    ------
+    DiagError
+        A notebook fails, or a page would need the network.
+    """
+    results = run.compute()
+    storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
+    executed = [execute(name, run) for name in progress(list(NOTEBOOKS), "notebooks", unit="page")]
+    pages = {f"{path.stem}.html": page_html(path, run) for path in executed}
+    pages["index.html"] = index_html(run, results)
+    for name, html in pages.items():
+        views.check_offline(html, name)
+    storage.write_json(run.out / "summary.json", summary(run, results))
+    storage.atomic_write(run.out / "junit.xml", junit(results))
+    for name, html in pages.items():  # index.html last: where it is, all is
+        storage.atomic_write(run.out / name, html)
+    return run.out / "index.html"
+
+
+# --- notebooks ------------------------------------------------------------------------------------
+
+
+def execute(name: str, run: Run) -> Path:
+    """Run one notebook with the run's parameters; the executed copy is kept.
+
+    Raises
+    ------
+    BadInput
+        The notebook does not take a parameter that would be passed: papermill only logs that.
+    DiagError
+        A cell fails.
+    """
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    source, made = paths.notebooks_dir() / f"{name}.ipynb", run.out / "notebooks" / f"{name}.ipynb"
+    parameters = notebook_parameters(run)
+    known = papermill.inspect_notebook(str(source))
+    unknown = sorted(set(parameters) - set(known))
+    if unknown:
+        raise BadInput(f"{source.name} has no parameter {', '.join(unknown)}", ", ".join(known))
+    storage.make_dir(made.parent)
+    part = made.with_name(f".{made.name}")
+    try:
+        papermill.execute_notebook(
+            str(source),
+            str(part),
+            parameters=parameters,
+            kernel_name="python3",
+            # The kernel imports this very package, installed or not.
+            cwd=str(Path(__file__).resolve().parents[1]),
+            progress_bar={"desc": f"  {name}", "leave": False} if sys.stderr.isatty() else False,
+        )
+    except PapermillExecutionError as error:
+        raise DiagError(
+            f"{name}, cell {error.exec_count}: {error.ename}: {error.evalue}; see {made}"
+        ) from error
+    finally:
+        if part.exists():
+            part.replace(made)
+    return made
+
+
+def notebook_parameters(run: Run) -> dict[str, Any]:
+    """What every notebook is given: the main fields by name, the others under ``options``."""
+    config = run.given.model_dump(mode="json")
+    main = ("target", "drafter", "reference", "prompts", "max_new_tokens", "out")
+    resolved = run.config.model_dump(mode="json")
+    defaults = type(run.given)().model_dump(mode="json")
+    is_example = run.given.is_example
+    named = {
+        name: config[name] if is_example and name != "reference" else resolved[name]
+        for name in main
+    }
+    named["reference"] = config["reference"] and resolved["reference"]
+    named["out"] = str(run.out)
+    options = {
+        name: resolved[name]
+        for name, value in config.items()
+        if name not in main and value != defaults[name]
+    }
+    return {**named, "options": options}
+
+
+def page_html(notebook: Path, run: Run) -> str:
+    """One executed notebook as a page of the site.
+
+    Raises
+    ------
+    DiagError
+        It holds a widget without a static twin.
+    """
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    node = nbformat.read(notebook, as_version=4)
+    refuse_stubs(node, notebook.name)
+    node.metadata.pop("widgets", None)  # with it, a page would ask for the widgets' scripts
+    for cell in node.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [_anchored(output) for output in cell.outputs if _is_shown(output)]
+    exporter = HTMLExporter(
+        template_name="basic",
+        exclude_input=True,
+        exclude_output_prompt=True,
+        exclude_anchor_links=True,
+    )
+    body, _ = exporter.from_notebook_node(node)
+    return _render(
+        "page.html.j2",
+        run,
+        current=f"{notebook.stem}.html",
+        title=f"{NOTEBOOKS[notebook.stem]} · {_subject(run)}",
+        body=Markup(views.polish(body)),  # noqa: S704 - escaped where it was made
+        notebook=notebook.name,
+    )
+
+
+def _is_shown(output: Any) -> bool:
+    """Progress lines and warnings stay in the executed notebook."""
+    return not (output.output_type == "stream" and output.name == "stderr")
+
+
+def _anchored(output: Any) -> Any:
+    """A result's HTML under an id that other pages link to."""
+    data = output.get("data", {})
+    if MIME_TYPE in data and "text/html" in data:
+        data["text/html"] = f'<div id="{data[MIME_TYPE]["id"]}">{data["text/html"]}</div>'
+    return output
+
+
+def refuse_stubs(node: NotebookNode, name: str) -> None:
+    """Fail where a page would show nothing but a widget's name."""
+    for cell in node.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            text = "".join(data.get("text/plain", ""))
+            if "text/html" in data:
+                continue
+            if WIDGET_VIEW in data or WIDGET_STUB.match(text):
+                raise DiagError(f"{name} shows a widget without a static twin: {text[:60]}")
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+class Number(NamedTuple):
+    """One of the large numbers of the front page."""
+
+    label: str
+    value: str
+    detail: str
+
+
+def index_html(run: Run, results: Sequence[Result]) -> str:
+    """The front page."""
+    by_id = {one.id: one for one in results}
+    known = diagnostics.catalogue()
+    checks = [
+        {
+            "verdict": one.verdict,
+            "question": one.question,
+            "headline": one.headline,
+            "page": f"{known[one.id].page}.html",
+            "anchor": one.id,
+        }
+        for one in sorted(results, key=lambda r: -r.verdict.severity)
+    ]
+    headline = by_id["acceptance.headline"]
+    return _render(
+        "index.html.j2",
+        run,
+        current="index.html",
+        title=_subject(run),
+        verdict=run.verdict(),
+        headline=headline.headline,
+        leads=_leads(by_id),
+        numbers=_numbers(run, by_id),
+        figures=[Markup(one) for one in _figures(by_id)],  # noqa: S704 - escaped there
+        checks=checks,
+        glossary=GLOSSARY,
+    )
+
+
+def _figures(by_id: Mapping[str, Result]) -> Iterator[str]:
+    from dflash_diag import plotting
+
+    for one in (by_id[name] for name in KEY_FIGURES):
+        if one.verdict not in (Verdict.SKIPPED, Verdict.ERROR):
+            yield plotting.figure_html(one)
+
+
+def _leads(by_id: Mapping[str, Result]) -> list[str]:
+    """What has to be known beside the headline: comparison, trust, population."""
+    lossless, comparison = by_id["target.lossless"], by_id["acceptance.comparison"]
+    lines = []
+    if lossless.verdict is Verdict.FAIL:
+        lines.append(f"Do not trust this number yet. {lossless.headline}")
+    if comparison.verdict is not Verdict.SKIPPED:
+        lines.append(comparison.headline)
+    if lossless.verdict is not Verdict.FAIL:
+        lines.append(lossless.headline)
+    return lines
+
+
+def _numbers(run: Run, by_id: Mapping[str, Result]) -> list[Number]:
+    found = by_id["acceptance.headline"].estimates
+    if not found:
+        return []
+    numbers = [
+        Number(f"{run.name('drafter')} while decoding", *_number(found["tau_walked"])),
+    ]
+    if "reference" in run.roles:
+        beside = found["reference_tau_walked"]
+        numbers.append(Number(f"{run.name('reference')} while decoding", *_number(beside)))
+    value, _ = _number(found["tau_uniform"])
+    numbers.append(
+        Number(f"{run.name('drafter')} over all anchors", value, "what most dashboards show")
+    )
+    lossless = by_id["target.lossless"]
+    p = lossless.params
+    counted = f"{p['n_prompts'] - p['n_state']} of {p['n_prompts']}" if "n_state" in p else "–"  # noqa: RUF001
+    words = "prompts decoded exactly" if "n_state" in p else "losslessness was not checked"
+    numbers.append(Number("lossless", counted, words))
+    return numbers
+
+
+def _number(one: Estimate) -> tuple[str, str]:
+    """Value and interval of one estimate, in words."""
+    if one.value is None:
+        return "unknown", ""
+    if one.lo is None or one.hi is None:
+        return f"{one.value:.2f}", "tokens a round"
+    return f"{one.value:.2f}", f"95 % interval {one.lo:.2f} to {one.hi:.2f}"
+
+
+def _subject(run: Run) -> str:
+    n = run.metrics("drafter")["n_prompts"]
+    return f"{run.name('drafter')} on {run.target_name}, {n} prompts"
+
+
+def _render(template: str, run: Run, **values: Any) -> str:
+    """A page; everything that is not marked as HTML is escaped."""
+    from importlib.resources import files
+
+    import jinja2
+
+    from dflash_diag import __version__
+
+    folder = files("dflash_diag") / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    pages = [{"file": "index.html", "label": "Summary"}]
+    pages += [{"file": f"{stem}.html", "label": label} for stem, label in NOTEBOOKS.items()]
+    provenance = run.provenance()
+    return environment.get_template(template).render(
+        css=Markup((folder / "style.css").read_text("utf-8")),  # noqa: S704 - ours
+        pages=pages,
+        subject=_subject(run),
+        provenance=list(_flat(provenance["content"])),
+        version=__version__,
+        finished=provenance["times"]["finished"],
+        **values,
+    )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested facts as lines; what is unknown is left out."""
+    for key, one in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(one, Mapping):
+            yield from _flat(one, f"{name} · ")
+        elif isinstance(one, list):
+            if one:
+                yield name, ", ".join(map(str, one))
+        elif one not in (None, ""):
+            yield name, str(one)
+
+
+# --- for programs -----------------------------------------------------------------------------
+
+
+def summary(run: Run, results: Sequence[Result]) -> dict[str, Any]:
+    """Content of ``summary.json``."""
+    known = diagnostics.catalogue()
+    return {
+        "schema": SUMMARY_SCHEMA,
+        "verdict": run.verdict().name,
+        "headline": next(r.headline for r in results if r.id == "acceptance.headline"),
+        "drafters": {role: run.name(role) for role in run.roles},
+        "target": run.target_name,
+        "scores": {role: run.metrics(role) for role in run.roles},
+        "results": [
+            {
+                "id": one.id,
+                "question": one.question,
+                "verdict": one.verdict.name,
+                "headline": one.headline,
+                "reason": one.params.get("judged"),
+                "estimates": {key: e.to_json() for key, e in one.estimates.items()},
+                "page": f"{known[one.id].page}.html#{one.id}",
+            }
+            for one in results
+        ],
+        "config": run.config.model_dump(mode="json"),
+        "provenance": run.provenance(),
+    }
+
+
+def junit(results: Sequence[Result]) -> str:
+    """Content of ``junit.xml``: a test case a question; WARN and INCONCLUSIVE pass with a note."""
+    counts = {verdict: sum(r.verdict is verdict for r in results) for verdict in Verdict}
+    suite = ElementTree.Element(
+        "testsuite",
+        name="dflash_diag",
+        tests=str(len(results)),
+        failures=str(counts[Verdict.FAIL]),
+        errors=str(counts[Verdict.ERROR]),
+        skipped=str(counts[Verdict.SKIPPED]),
+    )
+    for one in results:
+        case = ElementTree.SubElement(suite, "testcase", classname="dflash_diag", name=one.id)
+        reason = _xml_text(str(one.params.get("judged") or one.headline))
+        kind = JUNIT.get(one.verdict)
+        if kind:
+            ElementTree.SubElement(case, kind, message=reason)
+        note = ElementTree.SubElement(case, "system-out")
+        note.text = _xml_text(f"{one.verdict.name}: {one.headline}")
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+JUNIT = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIPPED: "skipped"}
+
+
+def _xml_text(text: str) -> str:
+    """Without the control characters that XML 1.0 cannot hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)

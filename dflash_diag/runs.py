@@ -1,0 +1,619 @@
+"""One run: a configuration, a folder, and everything in it computed once.
+
+::
+
+    OUT/run.json                      the configuration
+    OUT/captures/KEY/                 what the target did (unless --capture names one)
+    OUT/scores/KEY/                   scores and metrics of one drafter
+    OUT/lossless/KEY.json             outcome of the lossless check
+    OUT/results/ID/                   one diagnostic's result
+    OUT/notebooks/*.ipynb             executed copies
+    OUT/index.html, *.html            the report
+    OUT/summary.json, junit.xml       the same for programs
+
+A KEY is a hash of what the content depends on. What is there under its key is read, never computed
+again, so an interrupted run goes on where it stopped and a notebook only loads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_diag import diagnostics, storage
+from dflash_diag.config import EXAMPLE, NEW_TOKENS, RunConfig
+from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
+from dflash_diag.errors import BadInput, CheckpointError
+from dflash_diag.progress import progress
+from dflash_diag.prompts import Prompt, read_prompts
+from dflash_diag.results import Result, Verdict, worst
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dflash_diag.capture import Capture
+    from dflash_diag.checkpoints import Checkpoint, TensorProblem
+    from dflash_diag.conventions import Convention
+    from dflash_diag.decoding import Lossless, Mismatch
+    from dflash_diag.drafter import Drafter
+    from dflash_diag.scoring import Scores
+    from dflash_diag.targets import Target
+
+SCORE_RESULTS = (
+    "target.lossless",
+    "target.served",
+    "acceptance.headline",
+    "acceptance.comparison",
+)
+"""Diagnostics that the verb score looks at."""
+FAIL_ON: Mapping[str, frozenset[Verdict]] = {
+    "none": frozenset(),
+    "warn": frozenset({Verdict.WARN, Verdict.FAIL, Verdict.ERROR}),
+    "fail": frozenset({Verdict.FAIL, Verdict.ERROR}),
+}
+"""Verdicts at which ``--fail-on`` makes the exit code 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A drafter's checkpoint, the convention under which it is read, and its audit."""
+
+    name: str
+    checkpoint: Checkpoint
+    convention: Convention
+    problems: Sequence[TensorProblem]
+
+    @classmethod
+    def read(cls, path: str, settings: Sequence[str] = ()) -> Reading:
+        """Open a checkpoint; its weights are not read yet."""
+        from dflash_diag.checkpoints import audit, read_checkpoint, resolve_convention
+
+        checkpoint = read_checkpoint(path)
+        convention = resolve_convention(checkpoint, settings=settings)
+        problems = audit(checkpoint, convention=convention)
+        return cls(_label(Path(path)), checkpoint, convention, problems)
+
+    def check(self, target: Mapping[str, Any]) -> None:
+        """Refuse what the target at hand cannot have; facts that are unknown are not checked."""
+        from dflash_diag.checkpoints import TargetFacts, check_against_target
+
+        known = {name: target.get(name) for name in ("hidden_size", "vocab_size", "n_layers")}
+        if None not in known.values():
+            check_against_target(self.checkpoint, self.convention, TargetFacts(**known))
+
+
+def _label(path: Path) -> str:
+    """What a checkpoint is called: its folder, or its file without the suffix."""
+    return path.stem if path.suffix in (".pt", ".pth", ".bin", ".safetensors") else path.name
+
+
+def _declared_facts(target: str) -> dict[str, Any]:
+    """Sizes as the configuration of a target's folder has them; empty for a hub id."""
+    path = Path(target) / "config.json"
+    if not target or not path.is_file():
+        return {}
+    config = storage.read_json(path)
+    text = config.get("text_config", config)
+    return {
+        "hidden_size": text.get("hidden_size"),
+        "vocab_size": text.get("vocab_size"),
+        "n_layers": text.get("num_hidden_layers"),
+    }
+
+
+def capture_only(config: RunConfig) -> Path:
+    """What the verb capture does: run the target, keep the bundle, return its folder.
+
+    Raises
+    ------
+    BadInput
+        No target, no prompts, or one of them cannot be used.
+    """
+    from dflash_diag.capture import make_capture
+
+    for name in ("target", "prompts"):
+        if not getattr(config, name):
+            raise BadInput(f"no {name}", do=f"give --{name}")
+    prompts = read_prompts(config.prompts)
+    taps = None
+    if config.drafter:
+        reading = Reading.read(config.drafter)
+        reading.check(_declared_facts(config.target))
+        taps = reading.convention.taps
+    content = config.model_dump(mode="json", exclude={"out"})
+    default = f"captures/{Path(config.target).name}-{storage.content_key(content)[:8]}"
+    made = make_capture(
+        config.target,
+        prompts,
+        config.out or default,
+        max_new_tokens=config.max_new_tokens or NEW_TOKENS,
+        layers=config.layers,
+        taps=taps,
+        dtype=config.dtype,
+        device=config.device,
+        backend=config.backend,
+        chat_template_kwargs=config.chat_template_kwargs,
+    )
+    return made.path
+
+
+class Answer(str):
+    """A sentence that notebooks show as text rather than in quotes."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f'<p class="answer">{escape(self)}</p>'
+
+
+class Run:
+    """A run's inputs and results; implements `dflash_diag.diagnostics.Inputs`."""
+
+    def __init__(self, config: RunConfig, prompts: Sequence[Prompt], given: RunConfig) -> None:
+        self.config, self.given, self.prompts = config, given, list(prompts)
+        self.seed, self.draws = config.seed, config.draws
+        self.out = Path(config.out)
+        self._readings: dict[str, Reading] = {}
+        self._results: dict[str, Result] = {}
+        self._metrics: dict[str, dict[str, Any]] = {}
+        self._scores: dict[str, Scores] = {}
+
+    def __repr__(self) -> str:
+        names = " beside ".join(self.name(role) for role in self.roles)
+        return f"{names}, results in {self.out.name}/"
+
+    @classmethod
+    def open(cls, config: RunConfig, *, strict: bool = True) -> Run:
+        """Check every input that can be checked without the target's weights; write nothing.
+
+        Parameters
+        ----------
+        strict
+            Refuse a drafter whose tensors are not those of its configuration.
+
+        Raises
+        ------
+        BadInput
+            Something given cannot be used.
+        """
+        resolved = config.resolved()
+        prompts = []
+        if config.is_example:
+            prompts = EXAMPLE.read_prompts()
+        elif not resolved.capture:
+            prompts = read_prompts(resolved.prompts)
+        run = cls(resolved, prompts, config)
+        for role in run.roles:
+            reading = run.reading(role)
+            if strict and reading.problems:
+                others = len(reading.problems) - 1
+                raise CheckpointError(
+                    f"{reading.name}: {reading.problems[0]}"
+                    + (f", and {others} more" if others else ""),
+                    "the tensors that its configuration names",
+                )
+            reading.check(_declared_facts(resolved.target))
+            run._check_length(reading)
+        if resolved.capture:
+            _ = run.capture
+        return run
+
+    def _check_length(self, reading: Reading) -> None:
+        """Refuse a G that leaves no complete block, before anything is computed."""
+        if self.config.capture:
+            return
+        g, d = self.config.max_new_tokens, reading.convention.n_proposed
+        if g <= d:
+            raise BadInput(
+                f"--max-new-tokens {g} is too short for one complete block",
+                f"more than the {d} tokens that {reading.name} proposes",
+            )
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    @property
+    def roles(self) -> list[str]:
+        return [DRAFTER, REFERENCE] if self.config.reference else [DRAFTER]
+
+    def reading(self, role: str) -> Reading:
+        """A drafter's checkpoint with the convention under which it is read."""
+        if role not in self._readings:
+            path = getattr(self.config, role)
+            settings = self.config.overrides if role == DRAFTER else ()
+            self._readings[role] = Reading.read(path, settings)
+        return self._readings[role]
+
+    def name(self, role: str) -> str:
+        """The checkpoint's folder, with its parent where two are called the same."""
+        own = Path(getattr(self.config, role))
+        others = [Path(getattr(self.config, r)) for r in self.roles if r != role]
+        same = any(_label(own) == _label(other) and own != other for other in others)
+        return f"{own.parent.name}/{_label(own)}" if same else _label(own)
+
+    @property
+    def target_name(self) -> str:
+        """What the target is called."""
+        if self.config.target:
+            path = Path(self.config.target)
+            generic = path.name in ("target", "model", "base")
+            return f"{path.parent.name}/{path.name}" if generic and path.exists() else path.name
+        return str(self.capture.target_facts.get("source", "target"))
+
+    def checkpoint(self, role: str) -> Checkpoint:
+        return self.reading(role).checkpoint
+
+    def problems(self, role: str) -> Sequence[TensorProblem]:
+        return self.reading(role).problems
+
+    def convention(self, role: str) -> Convention:
+        return self.reading(role).convention
+
+    @cached_property
+    def capture(self) -> Capture:
+        """The capture: the one named, the one made before, or a new one.
+
+        Raises
+        ------
+        CaptureError
+            It is damaged, or of another target.
+        CheckpointError
+            A drafter declares what this target cannot have.
+        """
+        from dflash_diag.bundle import Capture
+
+        if self.config.capture:
+            found = Capture.load(self.config.capture, target=self.config.target or None)
+        else:
+            folder = self.out / "captures" / self._capture_key[:12]
+            if not (folder / "manifest.json").is_file():
+                self._make_capture(folder)
+            found = Capture.load(folder)
+        for role in self.roles:
+            self.reading(role).check(found.target_facts)
+        return found
+
+    def _make_capture(self, folder: Path) -> None:
+        from dflash_diag.capture import make_capture
+
+        taps = sorted({tap for role in self.roles for tap in self.convention(role).taps})
+        make_capture(
+            self.target,
+            self.prompts,
+            folder,
+            max_new_tokens=self.config.max_new_tokens,
+            layers=self.config.layers,
+            taps=taps,
+            chat_template_kwargs=self.config.chat_template_kwargs,
+        )
+
+    @cached_property
+    def target(self) -> Target:
+        """The target, loaded.
+
+        Raises
+        ------
+        BadInput
+            It cannot be loaded.
+        """
+        from dflash_diag.targets import load_target
+
+        return load_target(
+            self.config.target,
+            device=self.config.device,
+            dtype=self.config.dtype,
+            backend=self.config.backend,
+        )
+
+    @cached_property
+    def _capture_key(self) -> str:
+        from dflash_diag.targets import fingerprint
+
+        folder = Path(self.config.target)
+        return storage.content_key(
+            "capture/1",
+            fingerprint(folder) if folder.is_dir() else self.config.target,
+            [prompt.to_json() for prompt in self.prompts],
+            sorted({tap for role in self.roles for tap in self.convention(role).taps}),
+            self.config.model_dump(
+                mode="json",
+                include={"max_new_tokens", "layers", "device", "dtype", "backend"}
+                | {"chat_template_kwargs"},
+            ),
+        )
+
+    @cached_property
+    def _capture_digest(self) -> str:
+        """Hash of what the capture holds."""
+        path = self.capture.path
+        files = [path / "manifest.json"] if path.is_dir() else [path]
+        if path.is_dir() and not files[0].is_file():
+            files = list(self.capture.sequence_files)
+        return storage.content_key([storage.sha256_file(file) for file in files])
+
+    # --- measured -----------------------------------------------------------------------------
+
+    def scores(self, role: str) -> Scores:
+        """Scores of one drafter, computed if they are not there."""
+        from dflash_diag.scoring import Scores
+
+        if role not in self._scores:
+            folder = self._scores_folder(role)
+            if not folder.is_dir():
+                with storage.staged_dir(folder) as stage:
+                    self._score(role).save(stage)
+            self._scores[role] = Scores.load(folder)
+        return self._scores[role]
+
+    def _score(self, role: str) -> Scores:
+        from dflash_diag.scoring import score
+
+        return score(self.capture, self._drafter(role), self.convention(role))
+
+    def _drafter(self, role: str) -> Drafter:
+        import torch
+
+        from dflash_diag.checkpoints import load_drafter
+        from dflash_diag.targets import DTYPES
+
+        device = self.config.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = DTYPES.get(self.config.dtype) or (torch.float32 if device == "cpu" else None)
+        return load_drafter(
+            self.checkpoint(role), self.convention(role), dtype=dtype, device=device
+        )
+
+    def _scores_folder(self, role: str) -> Path:
+        return self.out / "scores" / self._score_key(role)[:12]
+
+    def _score_key(self, role: str) -> str:
+        return storage.content_key(
+            "scores/1",
+            self._capture_digest,
+            self.checkpoint(role).weights_sha256,
+            {k: v["value"] for k, v in self.convention(role).to_json().items()},
+            self.config.device,
+            self.config.dtype,
+        )
+
+    def metrics(self, role: str) -> Mapping[str, Any]:
+        """What ``score --json`` writes for one drafter."""
+        from dflash_diag import metrics
+
+        if role not in self._metrics:
+            checked = self._lossless_or_none()
+            counts = None if checked is None else {k: checked[k] for k in ("checked", "ok")}
+            self._metrics[role] = metrics.score_json(
+                self.scores(role), seed=self.seed, draws=self.draws, lossless=counts
+            )
+        return self._metrics[role]
+
+    def lossless(self) -> Mapping[str, Any]:
+        outcome = self._lossless_or_none()
+        if outcome is None:
+            raise Skip(
+                "Only a capture is at hand, not its target, so nothing can be decoded with it "
+                "(give --target)."
+            )
+        return outcome
+
+    def _lossless_or_none(self) -> Mapping[str, Any] | None:
+        if not self.config.target:
+            return None
+        return self._lossless
+
+    def served(self) -> Mapping[str, Any] | None:
+        if not self.config.served_output:
+            return None
+        return self._served
+
+    @cached_property
+    def _served(self) -> Mapping[str, Any]:
+        from dflash_diag.references import check_served, read_served
+
+        outputs = read_served(self.config.served_output)
+        tokenizer = None
+        if any(one.text is not None for one in outputs) and self.config.target:
+            from dflash_diag.targets import load_tokenizer
+
+            tokenizer = load_tokenizer(self.config.target)
+        found = check_served(self.capture, outputs, tokenizer=tokenizer)
+        return self._compared(found, {one.id for one in outputs})
+
+    @cached_property
+    def _lossless(self) -> Mapping[str, Any]:
+        key = storage.content_key("lossless/1", self._score_key(DRAFTER), self.config.backend)
+        path = self.out / "lossless" / f"{key[:12]}.json"
+        if not path.is_file():
+            storage.write_json(path, self._check_lossless())
+        found: Mapping[str, Any] = storage.read_json(path)
+        return found
+
+    def _check_lossless(self) -> dict[str, Any]:
+        """Draft and verify every prompt with the judged drafter, on the target itself."""
+        from dflash_diag.decoding import Expected, check_lossless, expect
+        from dflash_diag.scoring import proposer
+
+        capture, g = self.capture, self.capture.max_new_tokens
+        known: list[Expected] = []
+        for i, one in enumerate(capture.prompts):
+            ids = capture.tokens(i)[: one.n_prompt_tokens].tolist()
+            if one.logit_noise is None:
+                known += expect(self.target, [(one.id, ids)], g)
+            else:
+                known.append(
+                    Expected(one.id, ids, capture.continuation(i).tolist(), one.logit_noise)
+                )
+        with progress(len(known), "lossless check", unit="prompt") as stage:
+            found = check_lossless(
+                self.target,
+                proposer(capture, self._drafter(DRAFTER)),
+                known,
+                g,
+                tick=stage.update,
+            )
+        return self._compared(found, {one.id for one in known})
+
+    def _compared(self, found: Lossless, ids: set[str]) -> dict[str, Any]:
+        """A comparison with plain greedy output as one row a prompt."""
+        first: dict[str, Mismatch] = {}
+        faulty = {m.prompt for m in found.mismatches if m.kind == "state_fault"}
+        for mismatch in found.mismatches:
+            first.setdefault(mismatch.prompt, mismatch)
+        rows = []
+        for one in self.capture.prompts:
+            if one.id not in ids:
+                continue
+            at = first.get(one.id)
+            cause = "" if at is None else "state_fault" if one.id in faulty else "rounding"
+            same = one.n_generated if at is None else at.position - one.n_prompt_tokens
+            rows.append(
+                {
+                    "id": one.id,
+                    "n_tokens": one.n_generated,
+                    "n_same": same,
+                    "cause": cause,
+                    "margin": None if at is None else at.margin,
+                }
+            )
+        note = f"Noise floor: {found.noise_floor:.2g} logits ({found.how})."
+        return {"checked": found.checked, "ok": found.ok, "rows": rows, "notes": [note]}
+
+    def continuations(self) -> list[Continuation]:
+        capture = self.capture
+        return [
+            Continuation(
+                prompt.id,
+                prompt.n_prompt_tokens,
+                capture.continuation(i).tolist(),
+                prompt.continuation_text,
+            )
+            for i, prompt in enumerate(capture.prompts)
+        ]
+
+    @cached_property
+    def _provenance(self) -> dict[str, Any]:
+        from dflash_diag import provenance
+
+        defaults = RunConfig().model_dump(mode="json")
+        given = self.given.model_dump(mode="json")
+        return provenance.collect(
+            given={k: v for k, v in given.items() if v != defaults[k]},
+            defaulted={k: v for k, v in given.items() if v == defaults[k]},
+            drafters={
+                self.name(role): {"files": self.checkpoint(role).files} for role in self.roles
+            },
+            target=dict(self.capture.target_facts),
+            capture=self._capture_digest,
+            seed=self.seed,
+            draws=self.draws,
+        )
+
+    def provenance(self) -> Mapping[str, Any]:
+        return self._provenance
+
+    # --- results ------------------------------------------------------------------------------
+
+    def result(self, id: str) -> Result:  # noqa: A002 - it is the id
+        """One diagnostic's result: read if it is there under the same key, else measured and kept.
+
+        Raises
+        ------
+        BadInput
+            There is no such diagnostic, or something given cannot be used.
+        """
+        if id not in self._results:
+            self._results[id] = self._stored(id) or self._measured(id)
+        return self._results[id]
+
+    def _stored(self, id: str) -> Result | None:  # noqa: A002
+        folder = self.out / "results" / id
+        if not (folder / "result.json").is_file():
+            return None
+        found = Result.load(folder)
+        if found.provenance.get("result_key") != self._result_key(id):
+            return None
+        # Thresholds may have moved since; judging again is free.
+        return diagnostics.get(id).rejudge(found)
+
+    def _measured(self, id: str) -> Result:  # noqa: A002
+        made = diagnostics.get(id)(self)
+        made = dataclasses.replace(
+            made,
+            frame=made.frame,
+            provenance={**made.provenance, "result_key": self._result_key(id)},
+        )
+        if made.verdict is not Verdict.ERROR:
+            made.save(self.out / "results" / id)
+        return made
+
+    def _result_key(self, id: str) -> str:  # noqa: A002
+        return storage.content_key(
+            id,
+            diagnostics.get(id).version,
+            [[role, self.name(role), self._score_key(role)] for role in self.roles],
+            self.config.target,
+            self.config.served_output,
+            self.seed,
+            self.draws,
+        )
+
+    def results(self) -> list[Result]:
+        """Every diagnostic's result, in the registry's order."""
+        return [self.result(one) for one in diagnostics.catalogue()]
+
+    def table(self, *ids: str) -> pd.DataFrame:
+        """Verdict, question and answer of some diagnostics, or of all."""
+        import pandas as pd
+
+        found = [self.result(one) for one in ids or diagnostics.catalogue()]
+        return pd.DataFrame(
+            {
+                "verdict": [f"{one.verdict.glyph} {one.verdict.name}" for one in found],
+                "question": [one.question for one in found],
+                "answer": [one.headline for one in found],
+            }
+        )
+
+    def answer(self, id: str) -> Answer:  # noqa: A002
+        """The sentence that answers a diagnostic's question."""
+        found = self.result(id)
+        return Answer(f"{found.verdict.glyph} {found.verdict.name}: {found.headline}")
+
+    def compute(self) -> list[Result]:
+        """Everything, stage by stage, with progress; what is there already costs nothing."""
+        _ = self.capture
+        for role in self.roles:
+            self.scores(role)
+        self._lossless_or_none()
+        ids = list(diagnostics.catalogue())
+        with progress(len(ids), "diagnostics", unit="question") as stage:
+            for one in ids:
+                stage.update(0, note=one)
+                self.result(one)
+                stage.update()
+        return self.results()
+
+    def verdict(self, only: Sequence[str] | None = None) -> Verdict:
+        """The worst verdict; what was skipped does not count."""
+        ids = list(diagnostics.catalogue()) if only is None else only
+        found = [self.result(one).verdict for one in ids]
+        return worst([one for one in found if one is not Verdict.SKIPPED])
+
+    def is_worse_than(self, limit: str, *, only: Sequence[str] | None = None) -> bool:
+        """Whether a verdict is as bad as ``--fail-on`` names.
+
+        Raises
+        ------
+        BadInput
+            Not one of ``none``, ``warn``, ``fail``.
+        """
+        if limit not in FAIL_ON:
+            raise BadInput(f"--fail-on {limit}", f"one of {', '.join(FAIL_ON)}")
+        ids = list(diagnostics.catalogue()) if only is None else only
+        return any(self.result(one).verdict in FAIL_ON[limit] for one in ids)

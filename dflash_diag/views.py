@@ -1,0 +1,165 @@
+"""How results look: HTML of executed notebooks made readable, and a score as a console table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+from dflash_diag.errors import DiagError
+from dflash_diag.results import Verdict
+
+if TYPE_CHECKING:
+    from dflash_diag.runs import Run
+
+FOLDED_ROWS = 6
+"""Tables with more rows are folded."""
+NUMBER = re.compile(r"^[-+]?[\d.,]+(e[-+]?\d+)?%?$")
+
+
+def polish(body: str) -> str:
+    """HTML whose tables scroll by themselves, numbers right-aligned, verdicts marked."""
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(body, "html.parser")
+    for table in soup.find_all("table"):
+        caption = table.caption.get_text(" ", strip=True) if table.caption else "Table"
+        rows = table.tbody.find_all("tr") if table.tbody else []
+        _align(rows, table)
+        box = soup.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region"})
+        box["aria-label"] = caption
+        table.wrap(box)
+        if len(rows) > FOLDED_ROWS:
+            fold, label = soup.new_tag("details"), soup.new_tag("summary")
+            label.string = f"Table: {caption} ({len(rows)} rows)"
+            box.wrap(fold)
+            fold.insert(0, label)
+    for section in soup.select("section.dflash-diag"):
+        first = section.find("p")
+        if first and first.strong:
+            verdict = first.strong.get_text(strip=True)
+            mark = soup.new_tag("span", attrs={"class": f"verdict {verdict}"})
+            glyph = soup.new_tag("span", attrs={"class": "glyph", "aria-hidden": "true"})
+            glyph.string = Verdict[verdict].glyph
+            mark.append(glyph)
+            mark.append(f" {verdict}")
+            first.contents[0].extract()
+            first.strong.replace_with(mark)
+            first["class"] = "headline"
+    return str(soup)
+
+
+def _align(rows: Sequence[Any], table: Any) -> None:
+    columns = list(zip(*[row.find_all("td") for row in rows], strict=False))
+    heads = table.thead.find_all("th") if table.thead else []
+    for index, cells in enumerate(columns):
+        texts = [cell.get_text(strip=True) for cell in cells]
+        if all(text == "—" or NUMBER.match(text) for text in texts):
+            for cell in [*cells, *heads[index : index + 1]]:
+                cell["class"] = "num"
+
+
+# --- offline --------------------------------------------------------------------------------------
+
+
+class _Assets(HTMLParser):
+    """Collects what a browser would fetch or run while it shows a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._in_style = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_style = tag == "style"
+        if tag in ("script", "iframe", "object", "embed"):
+            self.found.append(f"<{tag}>")
+        for name, value in attrs:
+            value = value or ""
+            followed = tag == "a" and name == "href"
+            if name in _FETCHED and not followed and _ELSEWHERE.match(value):
+                self.found.append(f'<{tag} {name}="{value[:60]}">')
+            if name == "srcset" or (name == "style" and _CSS_ELSEWHERE.search(value)):
+                self.found.append(f"<{tag} {name}>")
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002 - the base class's signature
+        self._in_style = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_style and _CSS_ELSEWHERE.search(data):
+            self.found.append("<style> with an address")
+
+
+_FETCHED = {"src", "href", "xlink:href", "poster", "background", "data", "action", "formaction"}
+_ELSEWHERE = re.compile(r"\s*([a-z][a-z0-9+.-]*:)?//|\s*file:", re.IGNORECASE)
+_CSS_ELSEWHERE = re.compile(r"@import|url\(\s*['\"]?\s*([a-z]+:)?//", re.IGNORECASE)
+
+
+def check_offline(html: str, name: str) -> None:
+    """Fail where a page would fetch anything or run a script.
+
+    Raises
+    ------
+    DiagError
+        Naming the first such element.
+    """
+    assets = _Assets()
+    assets.feed(html)
+    if assets.found:
+        raise DiagError(f"{name} would not work offline: it holds {assets.found[0]}")
+
+
+# --- console --------------------------------------------------------------------------------------
+
+
+def score_text(run: Run) -> str:
+    """One drafter's score for a terminal."""
+    found = run.metrics("drafter")
+    verdict = run.result("target.lossless")
+    subject = (
+        f"{run.name('drafter')} on {run.target_name}: block {found['block_size']}, "
+        f"{found['n_prompts']} prompts, {found['n_rounds']} rounds, {found['n_anchors']} anchors"
+    )
+    lines = [
+        subject,
+        f"lossless  {verdict.verdict.glyph} {verdict.verdict.name}  {verdict.headline}",
+        "",
+        f"{'tokens a round (tau)':<28}{'pooled':>8}  {'95 %':<14}{'by prompt':>10}  95 %",
+    ]
+    for population, words in (("walked", "while decoding"), ("uniform", "over all anchors")):
+        pooled, mean = (found["tau"][f"{population}_{how}"] for how in ("micro", "macro"))
+        lines.append(
+            f"  {words:<26}{_two(pooled['value']):>8}  {_range(pooled):<14}"
+            f"{_two(mean['value']):>10}  {_range(mean)}"
+        )
+    for n, tree in found["ddtree_tau"].items():
+        if n in ("4", "16"):
+            words = f"tree of {n} nodes, all anchors"
+            lines.append(f"  {words:<26}{_two(tree['value']):>8}  {_range(tree)}")
+    lines += ["", *_positions(found)]
+    if "reference" in run.roles:
+        lines += ["", run.result("acceptance.comparison").headline]
+    lines += [f"not scored: {one['id']} ({one['reason']})" for one in found["unscored"]]
+    lines += [f"note: {note}" for note in found.get("notes", [])]
+    return "\n".join(lines)
+
+
+def _positions(found: Mapping[str, Any], most: int = 16) -> list[str]:
+    walked, uniform = found["by_position_walked"][:most], found["by_position"][:most]
+    rows = {
+        "position": [str(row["k"]) for row in walked],
+        "survival, decoding": [_two(row["survival"]) for row in walked],
+        "right, all anchors": [_two(row["marginal"]) for row in uniform],
+    }
+    return [f"{name:<20}{''.join(f'{cell:>6}' for cell in cells)}" for name, cells in rows.items()]
+
+
+def _two(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"  # noqa: RUF001 - a dash for what is unknown
+
+
+def _range(numbers: Mapping[str, Any]) -> str:
+    if numbers["lo"] is None or numbers["hi"] is None:
+        return "no interval"
+    return f"{numbers['lo']:.2f} to {numbers['hi']:.2f}"
