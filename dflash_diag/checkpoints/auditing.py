@@ -16,7 +16,14 @@ import torch
 
 from dflash_diag.checkpoints.facts import TargetFacts
 from dflash_diag.checkpoints.reading import Checkpoint
-from dflash_diag.checkpoints.zlab import draft_value, head_width, layer_ids, positive
+from dflash_diag.checkpoints.zlab import (
+    declared_target_hidden,
+    draft_value,
+    head_width,
+    layer_ids,
+    n_draft_layers,
+    positive,
+)
 from dflash_diag.conventions import Convention
 
 Shape = tuple[int, ...]
@@ -113,9 +120,8 @@ def _sizes(
     convention: Convention | None,
 ) -> _Sizes:
     config = checkpoint.config
-    n_layers = positive(config, "num_hidden_layers")
+    n_layers = n_draft_layers(checkpoint)
     hidden, head = positive(config, "hidden_size"), head_width(checkpoint)
-    target_hidden = config.get("target_hidden_size") or hidden
     ids = convention.layer_ids if convention else layer_ids(config, n_layers)[0]
     heads = positive(config, "num_attention_heads")
     first = "layers.0."
@@ -128,7 +134,7 @@ def _sizes(
     silent_mlp = config.get("intermediate_size") is None
     return _Sizes(
         hidden=hidden,
-        target_hidden=facts.hidden_size if facts else int(target_hidden),
+        target_hidden=facts.hidden_size if facts else declared_target_hidden(config),
         n_taps=len(ids),
         n_layers=n_layers,
         n_heads=heads,
@@ -253,7 +259,7 @@ def _why_fc(found: Shape, checkpoint: Checkpoint, s: _Sizes) -> str:
     """Columns of fc [H, K*H_target] tell how many layers, and of what width, it was trained on."""
     rows, columns = found
     listed = draft_value(checkpoint.config, "target_layer_ids")[1]
-    declared = int(checkpoint.config.get("target_hidden_size") or s.hidden)
+    declared = declared_target_hidden(checkpoint.config)
     if columns == s.n_taps * declared != s.n_taps * s.target_hidden:
         return (
             f"fc reads taps of width {declared}, the target's hidden size is {s.target_hidden}: "

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import pickletools
 import struct
+import warnings
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable
 from typing import IO, Any
 
@@ -56,10 +58,12 @@ def read_pickle(stream: bytes | IO[bytes], path: str) -> Any:
     """
     machine = _Machine(path)
     try:
-        for opcode, argument, _ in pickletools.genops(stream):
-            if opcode.name == "STOP":
-                return machine.pop()
-            machine.step(opcode.name, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # stray escapes in damaged text
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name == "STOP":
+                    return machine.pop()
+                machine.step(opcode.name, argument)
     except _FAULTS as error:
         raise MalformedPickle(f"{error}" or type(error).__name__) from error
     raise MalformedPickle("no STOP")
@@ -89,6 +93,7 @@ class _Machine:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.protocol = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -131,7 +136,9 @@ class _Machine:
     def _step_rest(self, name: str, argument: Any) -> None:
         push = self.stack.append
         match name:
-            case "PROTO" | "FRAME":
+            case "PROTO":
+                self.protocol = argument
+            case "FRAME":
                 pass
             case "MARK":
                 self.marks.append(len(self.stack))
@@ -198,6 +205,12 @@ class _Machine:
         """The only way in which a pickle can name anything outside itself."""
         if not (isinstance(module, str) and isinstance(name, str)):
             raise UnsafePickle(self.path, "a callable whose name it computes")
+        # Low protocols, torch.save's own among them, spell names as Python 2 did (subprocess as
+        # ``commands``); Python's unpickler translates them by this table.
+        if self.protocol < 3:
+            module, name = NAME_MAPPING.get(
+                (module, name), (IMPORT_MAPPING.get(module, module), name)
+            )
         if is_unsafe(module, name):
             raise UnsafePickle(self.path, f"{module}.{name}")
         return Global(module, name)
@@ -205,7 +218,9 @@ class _Machine:
     def storage(self, reference: Any) -> StorageRef:
         """``("storage", type, key, location, numel)``, as torch.save writes it."""
         match reference:
-            case ("storage", Global() as kind, str(key), str(), int(numel), *_) if numel >= 0:
+            case ("storage", Global() as kind, str(key), str(), int(numel), *_) if (
+                0 <= numel < 2**62
+            ):
                 known = self.storages.setdefault(key, StorageRef(key, _storage_dtype(kind), numel))
                 if known.numel != numel:
                     raise ValueError(f"storage {key} is described twice, differently")
@@ -298,14 +313,14 @@ def _storage_dtype(kind: Global) -> str:
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
+    if not isinstance(value, tuple) or not all(type(n) is int and 0 <= n < 2**62 for n in value):
         raise TypeError("a tensor's sizes are no counts")
     return value
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> TensorRef:
     """``torch._utils._rebuild_tensor_v2(storage, offset, size, stride, …)``."""
-    return _typed_tensor(storage, offset, size, stride, storage.dtype)
+    return _typed_tensor(storage, offset, size, stride, getattr(storage, "dtype", ""))
 
 
 def _tensor_v3(
@@ -383,11 +398,6 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "torch.Size": _collect(tuple),
     "_codecs.encode": _encode,
     "copyreg._reconstructor": _reconstructor,
-    "copy_reg._reconstructor": _reconstructor,
     "copyreg.__newobj__": _newobj,
-    **{
-        f"{module}.{kind.__name__}": _collect(kind)
-        for module in ("builtins", "__builtin__")
-        for kind in (list, tuple, set, frozenset)
-    },
+    **{f"builtins.{kind.__name__}": _collect(kind) for kind in (list, tuple, set, frozenset)},
 }

@@ -89,7 +89,7 @@ def is_namespace(value: Any) -> bool:
 
 
 MAX_DEPTH = 32
-MAX_VALUES = 200_000
+MAX_VALUES = 50_000
 CUT = "…"
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import math
 import mmap
+import os
 import struct
+import weakref
 import zipfile
 import zlib
 from pathlib import Path
@@ -24,6 +26,10 @@ from dflash_diag.errors import CheckpointError
 
 MAX_PICKLE = 256 * 2**20
 """Bytes of ``data.pkl`` beyond which a file is no checkpoint; a 27B optimizer's has about 1 MB."""
+PIECE = 4 * 2**20
+"""Bytes read at a time."""
+MAX_EXPANDED = 2**28
+"""Elements up to which a tensor may repeat stored values (stride 0)."""
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _RESAVE = "write it again with torch.save, which writes such files by default since torch 1.6"
@@ -45,9 +51,12 @@ class TorchZip:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._size = path.stat().st_size
+        # One descriptor for good: a trainer may put another file under this name meanwhile.
+        self._file = path.open("rb")
+        weakref.finalize(self, self._file.close)
+        self._size = os.fstat(self._file.fileno()).st_size
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(self._file) as archive:
                 self._entries = _unique(archive, path)
         except _ZIP_FAULTS as error:
             raise CheckpointError(
@@ -57,7 +66,7 @@ class TorchZip:
             ) from error
         self._prefix = self._find_prefix()
         self._maps: dict[str, tuple[mmap.mmap, int]] = {}
-        self._flat: dict[tuple[str, str], Tensor] = {}
+        self._flat: dict[tuple[str, str, int], Tensor] = {}
         order = self._small("byteorder")
         if order not in (b"", b"little"):
             raise CheckpointError(f"{path} has byte order {order[:16]!r}", "little", _RESAVE)
@@ -69,30 +78,37 @@ class TorchZip:
         The mapping is private: writing to the tensor never changes the file.
         """
         flat = self._flat_array(ref.storage, ref.dtype)
+        count = math.prod(ref.size)
         last = ref.offset + sum((n - 1) * s for n, s in zip(ref.size, ref.stride, strict=True))
-        if math.prod(ref.size) and last >= flat.numel():
+        if count and last >= flat.numel():
             raise CheckpointError(
                 f"{self.path} is damaged: a tensor {list(ref.size)} reaches element {last} of "
                 f"array {ref.storage.key}, which has {flat.numel()}"
             )
-        offset = ref.offset if math.prod(ref.size) else 0
-        return flat.as_strided(ref.size, ref.stride, offset)
+        if count > max(flat.numel(), MAX_EXPANDED):
+            raise CheckpointError(
+                f"{self.path} repeats {flat.numel()} values into a tensor {list(ref.size)}",
+                "tensors stored in full",
+            )
+        return flat.as_strided(ref.size, ref.stride, ref.offset if count else 0)
 
     def verify(self, ref: TensorRef) -> None:
-        """Compare the array under ``ref`` with its stored checksum (this reads the array).
+        """Compare the array under ``ref``, as it lies in the file, with its stored checksum.
 
         Files written with ``torch.serialization.set_crc32_options(False)`` store no checksum.
         """
         entry = self._entry(f"data/{ref.storage.key}")
         if not entry.CRC or not entry.file_size:
             return
-        mapped, start = self._map(ref.storage.key)
-        with memoryview(mapped) as view:
-            if zlib.crc32(view[start : start + entry.file_size]) != entry.CRC:
-                raise CheckpointError(
-                    f"{self.path} is damaged: array {ref.storage.key} differs from its checksum",
-                    do="copy it again",
-                )
+        checksum, start = 0, self._start(entry)
+        for at in range(start, start + entry.file_size, PIECE):
+            piece = self._read(at, min(PIECE, start + entry.file_size - at))
+            checksum = zlib.crc32(piece, checksum)
+        if checksum != entry.CRC:
+            raise CheckpointError(
+                f"{self.path} is damaged: array {ref.storage.key} differs from its checksum",
+                do="copy it again",
+            )
 
     def _find_prefix(self) -> str:
         names = [n for n in self._entries if n.count("/") == 1 and n.endswith("/data.pkl")]
@@ -117,12 +133,22 @@ class TorchZip:
                 f"at most {MAX_PICKLE // 2**20} MiB",
                 "save tensors as tensors, not as lists",
             )
+        stream = self._small("data.pkl")
         try:
-            return read_pickle(self._small("data.pkl"), str(self.path))
+            content = read_pickle(stream, str(self.path))
         except MalformedPickle as error:
             raise CheckpointError(
                 f"{self.path} is damaged: its pickle cannot be read ({error})", do="copy it again"
             ) from error
+        checksum = self._entry("data.pkl").CRC
+        if checksum and checksum != zlib.crc32(stream):
+            raise CheckpointError(
+                f"{self.path} is damaged: its pickle differs from its checksum", do="copy it again"
+            )
+        return content
+
+    def _read(self, start: int, n_bytes: int) -> bytes:
+        return os.pread(self._file.fileno(), n_bytes, start)
 
     def _entry(self, name: str) -> zipfile.ZipInfo:
         entry = self._entries.get(self._prefix + name)
@@ -138,15 +164,11 @@ class TorchZip:
         if self._prefix + name not in self._entries:
             return b""
         entry = self._entry(name)
-        with self.path.open("rb") as file:
-            file.seek(self._start(entry))
-            return file.read(entry.file_size)
+        return self._read(self._start(entry), entry.file_size)
 
     def _start(self, entry: zipfile.ZipInfo) -> int:
         """Where an entry's bytes begin, behind its own header."""
-        with self.path.open("rb") as file:
-            file.seek(entry.header_offset)
-            header = file.read(_LOCAL_HEADER.size)
+        header = self._read(entry.header_offset, _LOCAL_HEADER.size)
         if len(header) == _LOCAL_HEADER.size:
             magic, name_length, extra_length = _LOCAL_HEADER.unpack(header)
             start = entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
@@ -163,16 +185,15 @@ class TorchZip:
             start = self._start(entry)
             page = start - start % mmap.ALLOCATIONGRANULARITY
             length = start - page + entry.file_size
-            with self.path.open("rb") as file:
-                pages = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=page)
+            pages = mmap.mmap(self._file.fileno(), length, access=mmap.ACCESS_COPY, offset=page)
             self._maps[key] = pages, start - page
         return self._maps[key]
 
     def _flat_array(self, storage: StorageRef, dtype_name: str) -> Tensor:
         """One stored array as a flat tensor; tensors that share it share its memory."""
-        at = storage.key, dtype_name
+        at = storage.key, dtype_name, storage.numel
         if at not in self._flat:
-            dtype, stored = _dtype(dtype_name), _dtype(storage.dtype)
+            dtype, stored = _PLAIN_DTYPES.get(dtype_name), _PLAIN_DTYPES.get(storage.dtype)
             if dtype is None or stored is None:
                 raise CheckpointError(
                     f"{self.path} holds {dtype_name} values", "bfloat16, float16 or float32"
@@ -208,9 +229,17 @@ def _unique(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
     return entries
 
 
-def _dtype(name: str) -> torch.dtype | None:
-    found = getattr(torch, name, None) if name.isidentifier() else None
-    return found if isinstance(found, torch.dtype) else None
+_PLAIN_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.int64, torch.int32, torch.int16, torch.int8),
+        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+        *(torch.complex64, torch.complex128),
+    )
+}
+"""Types whose values are their bytes; a quantised type needs more than its array."""
 
 
 MAX_BARE_PICKLE = 64 * 2**20

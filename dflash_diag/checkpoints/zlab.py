@@ -20,6 +20,7 @@ from dflash_diag.errors import BadInput, CheckpointError
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_THETA = 10_000.0
+MAX_LAYERS = 1000
 DEFAULT_MAX_WINDOW_LAYERS = 28
 _BY_CODE = Source("z-lab's code", "implied")
 
@@ -92,7 +93,13 @@ def resolve_convention(checkpoint: Checkpoint, *, settings: Iterable[str] = ()) 
 
 def n_draft_layers(checkpoint: Checkpoint) -> int:
     """L: ``num_hidden_layers``."""
-    return positive(checkpoint.config, "num_hidden_layers")
+    return positive(checkpoint.config, "num_hidden_layers", most=MAX_LAYERS)
+
+
+def declared_target_hidden(config: Mapping[str, Any]) -> int:
+    """Width of one tapped layer: the drafter's own hidden size unless the file says otherwise."""
+    key = "hidden_size" if config.get("target_hidden_size") is None else "target_hidden_size"
+    return positive(config, key)
 
 
 def head_width(checkpoint: Checkpoint) -> int:
@@ -133,13 +140,15 @@ def draft_value(config: Mapping[str, Any], name: str) -> tuple[Any, str]:
     return config.get(name), name
 
 
-def positive(config: Mapping[str, Any], key: str, *, do: str | None = None) -> int:
+def positive(
+    config: Mapping[str, Any], key: str, *, most: int = 2**31, do: str | None = None
+) -> int:
     """A whole number above 0 that the configuration must have."""
     value = config.get(key)
-    if not _is_int(value) or value <= 0:
+    if not _is_int(value) or not 0 < value <= most:
         says = f"has {key}={value!r}" if key in config else f"lacks {key}"
         found = f"the configuration {says}"
-        raise CheckpointError(found, "a whole number above 0", do)
+        raise CheckpointError(found, f"a whole number from 1 to {most}", do)
     return int(value)
 
 
@@ -262,13 +271,33 @@ def _rope(config: Mapping[str, Any]) -> _Rope:
             Source(place, "declared") if "rope_type" in parameters else Source("", "default")
         )
         return _Rope(float(theta), source, None, scaling_source)
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise CheckpointError(
+            f"{place} has rope_type {kind!r}", f"default, {', '.join(SCALINGS)} (fixed frequencies)"
+        )
+    for name in SCALINGS[kind]:
+        number = parameters.get(name)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+            raise CheckpointError(f"{place}.{name} is {number!r}", "a number above 0")
     kept = {k: v for k, v in parameters.items() if k not in _NOT_SCALING} | {"rope_type": kind}
-    if config.get("max_position_embeddings"):
-        kept.setdefault("max_position_embeddings", config["max_position_embeddings"])
+    if config.get("max_position_embeddings") is not None:
+        kept["max_position_embeddings"] = positive(config, "max_position_embeddings")
     scaling = json.dumps(kept, sort_keys=True)
     return _Rope(float(theta), source, scaling, Source(place, "declared"))
 
 
+SCALINGS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""Kinds of RoPE scaling whose frequencies do not depend on the length of the text, and the numbers
+that each needs."""
 # A drafter rotates the whole head whatever ``partial_rotary_factor`` says (z-lab's own class).
 _NOT_SCALING = ("rope_theta", "type", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 

@@ -53,6 +53,17 @@ VARIANTS = {
         "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         "max_position_embeddings": 256,
     },
+    "Llama 3 scaling": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        "max_position_embeddings": 256,
+        "rope_theta": 10000.0,
+    },
     "attention biases": {"attention_bias": True},
     "a block of 2": {"block_size": 2},
     "causal everywhere": {"is_causal": True},
