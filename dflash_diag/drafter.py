@@ -207,8 +207,9 @@ class Drafter(nn.Module):
 
     def features(self, states: Tensor) -> Tensor:
         """Context features [..., T, H] of tapped states [..., T, K, H] (or [..., T, K*H])."""
-        states = states.flatten(-2) if states.shape[-1] != self.fc.in_features else states
-        projected = self.fc(states)
+        width = self.fc.in_features // self.shape.n_taps
+        apart = tuple(states.shape[-2:]) == (self.shape.n_taps, width)
+        projected = self.fc(states.flatten(-2) if apart else states)
         return self.hidden_norm(projected) if self.convention.feature_norm else projected
 
     def head_input(self, hidden: Tensor) -> Tensor:
