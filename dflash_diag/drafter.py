@@ -265,6 +265,7 @@ class Drafter(nn.Module):
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention of q [N, S, h, d] over k, v [N, U, g, d] under mask [N, S, U]: [N, S, h, d]."""
     repeat = q.shape[2] // k.shape[2]
+    q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms leave float32
     k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (k, v))
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask[:, None])
     return out.transpose(1, 2)
