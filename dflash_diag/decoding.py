@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dflash_diag.bundle import Capture
 from dflash_diag.drafter import Drafter
 from dflash_diag.hidden_states import recorded, stacked
 from dflash_diag.masks import block_visible, context_visible
@@ -384,14 +385,55 @@ class Expected:
     """`logit_noise` of this prompt."""
 
 
-def expect(target: Target, prompts: Iterable[tuple[str, Sequence[int]]], n: int) -> list[Expected]:
-    """Decode prompts ``(id, ids)`` plainly, ``n`` tokens each, and measure the noise."""
+def expect(
+    target: Target,
+    prompts: Iterable[tuple[str, Sequence[int]]],
+    max_new_tokens: int,
+    *,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Expected]:
+    """Decode prompts ``(id, ids)`` plainly, one by one, and measure the noise.
+
+    Parameters
+    ----------
+    tick
+        Called after each prompt.
+    """
     found = []
     for name, prompt in prompts:
-        made = greedy(target, [prompt], n)[0]
+        made = greedy(target, [prompt], max_new_tokens)[0]
         forced = teacher_forced(target, [*prompt, *made.ids])
         found.append(Expected(name, list(prompt), made.ids, logit_noise(forced, len(prompt), made)))
+        tick()
     return found
+
+
+def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
+    """Plain greedy output of this target, taken from its capture where that is the same arithmetic.
+
+    Another backend, dtype or device rounds differently; its tokens are then decoded anew.
+
+    Raises
+    ------
+    CaptureError
+        The capture is of another target.
+    """
+    if target.folder is not None:
+        capture.check_target(target.folder)
+    theirs, ours = capture.target_facts, target.facts()
+    same = all(theirs.get(k) == ours[k] for k in ("dtype", "device")) and all(
+        theirs.get("backend", {}).get(k) == ours["backend"][k] for k in ("linear", "convolution")
+    )
+    prompts = [
+        (p.id, capture.tokens(i)[: p.n_prompt_tokens].tolist())
+        for i, p in enumerate(capture.prompts)
+    ]
+    if not same:
+        return expect(target, prompts, capture.max_new_tokens)
+    return [
+        Expected(name, ids, capture.continuation(i).tolist(), capture.prompts[i].logit_noise or 0.0)
+        for i, (name, ids) in enumerate(prompts)
+    ]
 
 
 def check_lossless(
