@@ -81,7 +81,7 @@ def _parse(value: Any) -> ServedOutput:
         raise ValueError("no id")
     ids, text = value.get("output_ids"), value.get("text")
     if (ids is None) == (text is None):
-        raise ValueError(f"prompt {value['id']!r} has {'both' if text else 'no output'}")
+        raise ValueError(f"prompt {value['id']!r} has {'no output' if ids is None else 'both'}")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"the text of prompt {value['id']!r} is {type(text).__name__}")
     if ids is None:
