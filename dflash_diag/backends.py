@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -28,6 +29,9 @@ from dflash_diag.hidden_states import TargetParts, text_config
 
 BackendName = Literal["auto", "fla", "torch"]
 BACKENDS = ("auto", "fla", "torch")
+
+_BOUND: WeakKeyDictionary[nn.ModuleList, Callable[[], None]] = WeakKeyDictionary()
+"""How to undo the binding of a model's layers."""
 
 _INSTALL_FLA = "pip install flash-linear-attention on a machine with a GPU, or use --backend torch"
 
@@ -84,9 +88,10 @@ class Backend:
 def choose_backend(
     model: nn.Module, parts: TargetParts, requested: BackendName = "auto"
 ) -> Backend:
-    """Bind a model to a backend for good, and prove that it runs.
+    """Bind a model to a backend, and prove that it runs.
 
-    ``auto`` takes the kernels on a GPU where they run, and plain torch code anywhere else.
+    ``auto`` takes the kernels on a GPU where they run, and plain torch code anywhere else. The
+    binding lasts until the same model is bound again.
 
     Raises
     ------
@@ -182,6 +187,9 @@ def bind(
         for switch, _ in chosen:
             setattr(switch.module, switch.name, switch.current)
 
+    earlier = _BOUND.pop(parts.layers, None)
+    if earlier is not None:
+        earlier()
     handles: list[Any] = []
     for layer in parts.layers:
         handles.append(layer.register_forward_pre_hook(enter))
@@ -191,6 +199,7 @@ def bind(
         for handle in handles:
             handle.remove()
 
+    _BOUND[parts.layers] = unbind
     return unbind
 
 

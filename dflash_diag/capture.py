@@ -133,26 +133,26 @@ def make_capture(
     try:
         with stage:
             _fill(work, target, prompts, encoded, max_new_tokens, layer_ids, stage)
-    except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"capture stopped after {stage.done} of {len(prompts)} prompts; "
-            "the same command goes on from there"
-        ) from error
-    shared = _store_shared(work, out, target)
-    _finish(
-        work,
-        prompts,
-        {
+        facts = {
             "schema": SCHEMA,
             "key": key,
             **request,
             "n_prompts": len(prompts),
             "target": facts,
-            "shared": shared,
+            "shared": _store_shared(work, out, target),
             "provenance": provenance.collect(given=request, device=str(target.device)),
-        },
-    )
-    replace_dir(work, out)
+        }
+        _finish(work, prompts, facts)
+        replace_dir(work, out)
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"capture stopped after {stage.done} of {len(prompts)} prompts; "
+            "the same command goes on from there"
+        ) from error
+    except OutputError:
+        # On a full disk the half-made folder would be what fills it.
+        shutil.rmtree(work, ignore_errors=True)
+        raise
     return Capture.load(out, verify=False)
 
 

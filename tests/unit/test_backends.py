@@ -164,6 +164,18 @@ def test_the_switches_are_put_back_when_a_layer_raises(hybrid_model, module):
     assert probe(hybrid_model) is None
 
 
+def test_one_model_can_be_bound_again(module, plant, new_hybrid, as_if_on_a_gpu):
+    calls = []
+    plant(**{name: counting(getattr(module, name).__wrapped__, calls) for name in ALL_BROKEN})
+    model = new_hybrid()
+    for backend, uses_kernels in (("fla", True), ("torch", False), ("fla", True)):
+        target = wrap_target(model, backend=backend)
+        calls.clear()
+        run(target)
+        assert bool(calls) == uses_kernels
+    assert len(target.parts.layers[0]._forward_pre_hooks) == 1
+
+
 def test_fla_where_it_cannot_be(hybrid_model, full_model):
     with pytest.raises(
         BadInput, match="on the cpu, where Triton kernels cannot run.*--backend torch"

@@ -376,6 +376,16 @@ def test_what_is_in_the_way_stays(loaded, tmp_path):
     assert len(capture(loaded, tmp_path / "empty")) == 3
 
 
+def test_a_full_disk_leaves_nothing(loaded, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OutputError(f"cannot write {path}: the disk is full")
+
+    monkeypatch.setattr(capture_module, "_write_parquet", full)
+    with pytest.raises(OutputError, match="the disk is full"):
+        capture(loaded, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("prompts", "changes", "error", "message"),
     [
