@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from dflash_diag.errors import BadInput, DiagError
+from dflash_diag.errors import DiagError
 
 if TYPE_CHECKING:
-    from dflash_diag.runs import Run, RunConfig
+    from dflash_diag.config import RunConfig
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 3
 
@@ -44,8 +44,8 @@ app = typer.Typer(
 INPUTS, MACHINE, OUTPUT = "What to measure", "How to run it", "What comes out"
 
 
-def _option(help_: str, *names: str, metavar: str, panel: str) -> Any:
-    return typer.Option(*names, help=help_, metavar=metavar, rich_help_panel=panel)
+def _option(help_: str, *names: str, metavar: str, panel: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_, metavar=metavar, rich_help_panel=panel, **more)
 
 
 Target = Annotated[
@@ -77,6 +77,7 @@ NewTokens = Annotated[
         "--max-new-tokens",
         metavar="G",
         panel=INPUTS,
+        show_default="128",
     ),
 ]
 CaptureDir = Annotated[
@@ -222,7 +223,8 @@ def score(
     """
     from dflash_diag import runs, storage, views
 
-    run = runs.Run.open(_config(locals()))
+    config, refused = _config(locals()), runs.fail_on(fail_on)
+    run = runs.Run.open(config)
     scored = run.metrics("drafter")
     if json == "-":
         typer.echo(storage.to_json_text(scored), nl=False)
@@ -230,7 +232,7 @@ def score(
         if json:
             storage.write_json(json, scored)
         typer.echo(views.score_text(run))
-    return _exit_code(run, fail_on, only=runs.SCORE_RESULTS)
+    return FAILED if run.has_verdict(refused, only=runs.SCORE_RESULTS) else DONE
 
 
 @app.command(
@@ -281,23 +283,20 @@ def report_verb(
     """
     from dflash_diag import report, runs
 
-    run = runs.Run.open(_config(locals()))
+    config, refused = _config(locals()), runs.fail_on(fail_on)
+    run = runs.Run.open(config)
     index = report.build(run)
     typer.echo(str(index))
-    if _may_open() if open_ is None and run.config.is_example else open_:
+    if _may_open() if open_ is None and run.given.is_example else open_:
         typer.launch(index.resolve().as_uri())
-    return _exit_code(run, fail_on)
+    return FAILED if run.has_verdict(refused) else DONE
 
 
 def _config(options: Mapping[str, Any]) -> RunConfig:
     """The options of a verb as a `RunConfig`; its fields have the options' names."""
-    from dflash_diag.runs import RunConfig
+    from dflash_diag.config import RunConfig
 
     return RunConfig.read({k: v for k, v in options.items() if k in RunConfig.model_fields})
-
-
-def _exit_code(run: Run, fail_on: str, only: Sequence[str] | None = None) -> int:
-    return FAILED if run.is_worse_than(fail_on, only=only) else DONE
 
 
 def _may_open() -> bool:
@@ -319,7 +318,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 standalone_mode=False,
             )
     except DiagError as error:
-        return _say(str(error), error.exit_code)
+        kind = "error" if error.exit_code == BAD_INPUT else "stopped"
+        return _say(str(error), error.exit_code, kind=kind)
     except typer.TyperException as error:
         return _say(f"{error.format_message()} (see --help)", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
@@ -357,5 +357,3 @@ def main() -> None:
     """Entry point of ``python -m dflash_diag`` and ``dflash-diag``."""
     sys.exit(run())
 
-
-__all__ = ["BadInput", "app", "main", "run"]

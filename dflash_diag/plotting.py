@@ -11,6 +11,7 @@ import base64
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
@@ -62,6 +63,8 @@ class Plot:
     """Method and how to read it."""
     height: Callable[[Result], float] = lambda _: 3.2
     """Height of a panel in inches."""
+    brief: tuple[str, str] | None = None
+    """``shows`` and ``caption`` of the first panel alone, where there are several."""
 
 
 def plot(result: Result, ax: Axes | None = None) -> Axes:
@@ -79,16 +82,18 @@ def plot(result: Result, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def figure(result: Result) -> Figure:
-    """Every panel of a result's plot on a figure of its own."""
+def figure(result: Result, *, brief: bool = False) -> Figure:
+    """Every panel of a result's plot, or the first alone, on a figure of its own."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     registered = PLOTS[result.id]
-    n = len(registered.panels)
+    panels = registered.panels[:1] if brief else registered.panels
+    n = len(panels)
     with _style():
-        made = Figure(figsize=(WIDTH, registered.height(result) * n), layout="constrained")
-        made.get_layout_engine().set(w_pad=0.06, h_pad=0.1)  # type: ignore[union-attr]
-        for draw, ax in zip(registered.panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
+        layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.1)
+        made = Figure(figsize=(WIDTH, registered.height(result) * n), layout=layout)
+        for draw, ax in zip(panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
             draw(result, ax)
         _titles_from_the_edge(made)
     return made
@@ -102,28 +107,32 @@ def _titles_from_the_edge(made: Figure) -> None:
         ax.set_title(ax.get_title(loc="left"), loc="left", x=(0.012 - box.x0) / box.width)
 
 
-def svg(result: Result) -> str:
+_METADATA = ("Creator", "Date", "Format", "Type")
+"""Left out: it would differ from one matplotlib to the next."""
+
+
+def svg(result: Result, *, brief: bool = False) -> str:
     """The figure as SVG text, the same bytes for the same result; its letters stay letters."""
     buffer = io.StringIO()
-    with _style():
-        figure(result).savefig(buffer, format="svg", metadata={"Date": None})
+    with _style(), warnings.catch_warnings():
+        # A glyph that is not in matplotlib's font is drawn by the browser's.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure(result, brief=brief).savefig(buffer, format="svg", metadata=dict.fromkeys(_METADATA))
     drawn = re.sub(r"font-family: [^;\"]*", f"font-family: {FONTS}", buffer.getvalue())
     drawn = re.sub(r"font-weight: (bold|700)", "font-weight: 600", drawn)
     return drawn[drawn.index("<svg") :]
 
 
-def alt_text(result: Result) -> str:
-    """The text alternative of a result's figure."""
-    return f"{PLOTS[result.id].shows}. {result.headline}"
-
-
-def figure_html(result: Result) -> str:
+def figure_html(result: Result, *, brief: bool = False) -> str:
     """``<figure>`` with the drawing inline, its text alternative and its caption."""
-    data = base64.b64encode(svg(result).encode()).decode()
+    registered = PLOTS[result.id]
+    short = registered.brief if brief else None
+    shows, caption = short or (registered.shows, registered.caption)
+    data = base64.b64encode(svg(result, brief=brief).encode()).decode()
     return (
-        f'<figure><img alt="{escape(alt_text(result), quote=True)}" '
+        f'<figure><img alt="{escape(f"{shows}. {result.headline}", quote=True)}" '
         f'src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{escape(PLOTS[result.id].caption)}</figcaption></figure>"
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
@@ -138,7 +147,7 @@ def _style() -> Any:
 
 
 def _title(ax: Axes, text: str) -> None:
-    ax.set_title("\n".join(textwrap.wrap(text, 60, break_long_words=True)))
+    ax.set_title("\n".join(textwrap.wrap(_printable(text), 60)))
 
 
 def _look(role: str) -> Look:
@@ -245,7 +254,13 @@ def _names(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _short(name: str, width: int = 20) -> str:
-    return name if len(name) <= width else name[: width - 1] + "…"
+    """A name on one line, its end left out where it is long; control characters become dots."""
+    name = _printable(name)
+    return name if len(name) <= width else f"{name[: width - 1]}…"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\u00a0" else "·" for c in text)
 
 
 def _n(result: Result) -> str:
@@ -285,6 +300,7 @@ def _survival(result: Result, ax: Axes) -> None:
                     va="top", fontsize=8.5, color=SOFT)  # fmt: skip
     walked = result.frame[result.frame["population"] == "walked"]
     _curve(ax, walked, "survival", "survival [share of rounds]")
+    ax.set_xlabel("position in the block k" if len(ax.figure.axes) == 1 else "")
     _title(ax, f"{result.params['finding']} ({_n(result)})")
 
 
@@ -516,6 +532,7 @@ def _tensors(result: Result, ax: Axes) -> None:
             fontweight="bold",
         )
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.set_xlim(floor * 0.8, float(frame["rms"].max()) * 1.6)
     ax.set_yticks(range(len(kinds)), kinds)
     ax.set_ylim(len(kinds) - 0.4, -0.6)
@@ -564,6 +581,14 @@ def _convention(result: Result, ax: Axes) -> None:
 
 # --- the registry ------------------------------------------------------------------------------
 
+_SURVIVAL_ALONE = (
+    "Survival curves over the position in the block, with 95 % bands",
+    (
+        "Share of rounds whose first k proposals are all accepted, over the anchors that decoding "
+        "visits. Bands: 95 % over prompts."
+    ),
+)
+
 PLOTS: dict[str, Plot] = {
     "acceptance.headline": Plot(
         panels=(_headline,),
@@ -592,6 +617,7 @@ PLOTS: dict[str, Plot] = {
             "before, over all anchors. Bands: 95 % over prompts."
         ),
         height=lambda _: 2.75,
+        brief=_SURVIVAL_ALONE,
     ),
     "acceptance.comparison": Plot(
         panels=(_comparison,),
@@ -647,7 +673,7 @@ PLOTS: dict[str, Plot] = {
             "gives the same tokens as plain greedy decoding (green). A cross marks the first "
             "difference that rounding does not explain, a circle one that it does."
         ),
-        height=lambda r: 1.2 + 0.2 * min(_ROWS, len(r.frame)),
+        height=lambda r: 1.2 + 0.17 * min(_ROWS, len(r.frame)),
     ),
     "target.served": Plot(
         panels=(_lossless,),
@@ -657,7 +683,7 @@ PLOTS: dict[str, Plot] = {
             "(green). A cross marks the first difference that rounding does not explain, a circle "
             "one that it does."
         ),
-        height=lambda r: 1.2 + 0.2 * min(_ROWS, len(r.frame)),
+        height=lambda r: 1.2 + 0.17 * min(_ROWS, len(r.frame)),
     ),
     "checkpoint.facts": Plot(
         panels=(_facts,),

@@ -7,6 +7,7 @@ widget or a picture from elsewhere would have been.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ NOTEBOOKS = {
     "02_acceptance": "Acceptance",
 }
 """Notebooks of the report in order, and what their pages are called."""
-KEY_FIGURES = ("acceptance.headline", "acceptance.by_position", "acceptance.comparison")
+KEY_FIGURES = ("acceptance.headline", "acceptance.comparison", "acceptance.by_position")
 SUMMARY_SCHEMA = "dflash_diag.summary/1"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")
@@ -110,6 +111,7 @@ def execute(name: str, run: Run) -> Path:
             # The kernel imports this very package, installed or not.
             cwd=str(Path(__file__).resolve().parents[1]),
             progress_bar={"desc": f"  {name}", "leave": False} if sys.stderr.isatty() else False,
+            **_quiet_kernel(),
         )
     except PapermillExecutionError as error:
         raise DiagError(
@@ -119,6 +121,16 @@ def execute(name: str, run: Run) -> Path:
         if part.exists():
             part.replace(made)
     return made
+
+
+def _quiet_kernel() -> dict[str, Any]:
+    """Keep a kernel's log off the terminal, and its messages off TCP ports where files do."""
+    quiet: dict[str, Any] = {"extra_arguments": ["--IPKernelApp.log_level=50"]}
+    if os.name == "posix":
+        from traitlets.config import Config
+
+        quiet["config"] = Config({"KernelManager": {"transport": "ipc"}})
+    return quiet
 
 
 def notebook_parameters(run: Run) -> dict[str, Any]:
@@ -224,7 +236,7 @@ def index_html(run: Run, results: Sequence[Result]) -> str:
             "page": f"{known[one.id].page}.html",
             "anchor": one.id,
         }
-        for one in sorted(results, key=lambda r: -r.verdict.severity)
+        for one in sorted(results, key=_worst_first)
     ]
     headline = by_id["acceptance.headline"]
     return _render(
@@ -242,12 +254,17 @@ def index_html(run: Run, results: Sequence[Result]) -> str:
     )
 
 
+def _worst_first(result: Result) -> int:
+    """Sort key of the front page's table: what was not looked at comes last."""
+    return 1 if result.verdict is Verdict.SKIPPED else -result.verdict.severity
+
+
 def _figures(by_id: Mapping[str, Result]) -> Iterator[str]:
     from dflash_diag import plotting
 
     for one in (by_id[name] for name in KEY_FIGURES):
         if one.verdict not in (Verdict.SKIPPED, Verdict.ERROR):
-            yield plotting.figure_html(one)
+            yield plotting.figure_html(one, brief=True)
 
 
 def _leads(by_id: Mapping[str, Result]) -> list[str]:
@@ -291,7 +308,7 @@ def _number(one: Estimate) -> tuple[str, str]:
         return "unknown", ""
     if one.lo is None or one.hi is None:
         return f"{one.value:.2f}", "tokens a round"
-    return f"{one.value:.2f}", f"95 % interval {one.lo:.2f} to {one.hi:.2f}"
+    return f"{one.value:.2f}", f"95\u00a0% interval {one.lo:.2f} to {one.hi:.2f}"
 
 
 def _subject(run: Run) -> str:
@@ -304,8 +321,6 @@ def _render(template: str, run: Run, **values: Any) -> str:
     from importlib.resources import files
 
     import jinja2
-
-    from dflash_diag import __version__
 
     folder = files("dflash_diag") / "templates"
     environment = jinja2.Environment(
@@ -321,7 +336,7 @@ def _render(template: str, run: Run, **values: Any) -> str:
         pages=pages,
         subject=_subject(run),
         provenance=list(_flat(provenance["content"])),
-        version=__version__,
+        version=provenance["content"]["versions"]["dflash-diag"] or "(from a checkout)",
         finished=provenance["times"]["finished"],
         **values,
     )

@@ -18,7 +18,7 @@ again, so an interrupted run goes on where it stopped and a notebook only loads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -59,6 +59,19 @@ FAIL_ON: Mapping[str, frozenset[Verdict]] = {
 """Verdicts at which ``--fail-on`` makes the exit code 1."""
 
 
+def fail_on(limit: str) -> frozenset[Verdict]:
+    """Verdicts that ``--fail-on`` names.
+
+    Raises
+    ------
+    BadInput
+        Not one of ``none``, ``warn``, ``fail``.
+    """
+    if limit not in FAIL_ON:
+        raise BadInput(f"--fail-on {limit}", f"one of {', '.join(FAIL_ON)}")
+    return FAIL_ON[limit]
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """A drafter's checkpoint, the convention under which it is read, and its audit."""
@@ -82,9 +95,11 @@ class Reading:
         """Refuse what the target at hand cannot have; facts that are unknown are not checked."""
         from dflash_diag.checkpoints import TargetFacts, check_against_target
 
-        known = {name: target.get(name) for name in ("hidden_size", "vocab_size", "n_layers")}
-        if None not in known.values():
-            check_against_target(self.checkpoint, self.convention, TargetFacts(**known))
+        sizes = ("hidden_size", "vocab_size", "n_layers")
+        if any(target.get(name) is None for name in sizes):
+            return
+        facts = TargetFacts(**{name: int(target[name]) for name in sizes})
+        check_against_target(self.checkpoint, self.convention, facts)
 
 
 def _label(path: Path) -> str:
@@ -165,7 +180,10 @@ class Run:
 
     def __repr__(self) -> str:
         names = " beside ".join(self.name(role) for role in self.roles)
-        return f"{names}, results in {self.out.name}/"
+        return f"{names}, on {self.target_name}"
+
+    def _repr_html_(self) -> str:
+        return f'<p class="kicker">{escape(repr(self))}</p>'
 
     @classmethod
     def open(cls, config: RunConfig, *, strict: bool = True) -> Run:
@@ -605,15 +623,7 @@ class Run:
         found = [self.result(one).verdict for one in ids]
         return worst([one for one in found if one is not Verdict.SKIPPED])
 
-    def is_worse_than(self, limit: str, *, only: Sequence[str] | None = None) -> bool:
-        """Whether a verdict is as bad as ``--fail-on`` names.
-
-        Raises
-        ------
-        BadInput
-            Not one of ``none``, ``warn``, ``fail``.
-        """
-        if limit not in FAIL_ON:
-            raise BadInput(f"--fail-on {limit}", f"one of {', '.join(FAIL_ON)}")
+    def has_verdict(self, verdicts: Container[Verdict], only: Sequence[str] | None = None) -> bool:
+        """Whether a result has one of some verdicts."""
         ids = list(diagnostics.catalogue()) if only is None else only
-        return any(self.result(one).verdict in FAIL_ON[limit] for one in ids)
+        return any(self.result(one).verdict in verdicts for one in ids)

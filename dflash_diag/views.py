@@ -30,7 +30,7 @@ def polish(body: str) -> str:
         box = soup.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region"})
         box["aria-label"] = caption
         table.wrap(box)
-        if len(rows) > FOLDED_ROWS:
+        if len(rows) > FOLDED_ROWS and box.find_parent("section"):
             fold, label = soup.new_tag("details"), soup.new_tag("summary")
             label.string = f"Table: {caption} ({len(rows)} rows)"
             box.wrap(fold)
@@ -125,18 +125,18 @@ def score_text(run: Run) -> str:
         subject,
         f"lossless  {verdict.verdict.glyph} {verdict.verdict.name}  {verdict.headline}",
         "",
-        f"{'tokens a round (tau)':<28}{'pooled':>8}  {'95 %':<14}{'by prompt':>10}  95 %",
+        f"{'tokens a round (tau)':<31}{'pooled':>8}  {'95 %':<14}{'by prompt':>10}  95 %",
     ]
     for population, words in (("walked", "while decoding"), ("uniform", "over all anchors")):
         pooled, mean = (found["tau"][f"{population}_{how}"] for how in ("micro", "macro"))
         lines.append(
-            f"  {words:<26}{_two(pooled['value']):>8}  {_range(pooled):<14}"
+            f"  {words:<29}{_two(pooled['value']):>8}  {_range(pooled):<14}"
             f"{_two(mean['value']):>10}  {_range(mean)}"
         )
     for n, tree in found["ddtree_tau"].items():
         if n in ("4", "16"):
             words = f"tree of {n} nodes, all anchors"
-            lines.append(f"  {words:<26}{_two(tree['value']):>8}  {_range(tree)}")
+            lines.append(f"  {words:<29}{_two(tree['value']):>8}  {_range(tree)}")
     lines += ["", *_positions(found)]
     if "reference" in run.roles:
         lines += ["", run.result("acceptance.comparison").headline]

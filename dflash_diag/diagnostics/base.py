@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dflash_diag import results
+from dflash_diag.errors import BadInput
 from dflash_diag.results import Judgement, Result, Verdict
 from dflash_diag.stats import Estimate
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from dflash_diag.conventions import Convention
     from dflash_diag.scoring import Scores
 
+JUDGED = "Judged: "
+"""How the note that justifies a verdict begins."""
 DRAFTER, REFERENCE = "drafter", "reference"
 
 
@@ -139,7 +142,7 @@ class Diagnostic:
             measured = self.measure(inputs)
         except Skip as reason:
             return results.skipped(self.id, self.question, str(reason))
-        except results.BadInput:
+        except BadInput:
             raise
         except Exception as error:  # noqa: BLE001 - one crash must not hide the other answers
             return results.failed(self.id, self.question, error)
@@ -151,9 +154,13 @@ class Diagnostic:
             return measured
         verdict, reason = self.judge(measured)
         params = {**measured.params, "judged": reason}
-        if self.thresholds:
-            params["thresholds"] = [one.to_json() for one in self.thresholds]
-        return replace(measured, verdict=verdict, params=params, frame=measured.frame)
+        params["thresholds"] = [one.to_json() for one in self.thresholds]
+        why = "".join(f" Why: {one.source}." for one in self.thresholds)
+        notes = [note for note in measured.notes if not note.startswith(JUDGED)]
+        notes.append(f"{JUDGED}{reason}.{why}")
+        return replace(
+            measured, verdict=verdict, params=params, notes=tuple(notes), frame=measured.frame
+        )
 
     def result(self, headline: str, frame: Any, **fields: Any) -> Result:
         """A result of this diagnostic whose verdict is still open."""
@@ -224,7 +231,7 @@ def interval(one: Estimate | Mapping[str, Any], digits: int = 2) -> str:
         return "unknown"
     if lo is None or hi is None:
         return f"{value:.{digits}f} (no interval)"
-    return f"{value:.{digits}f} (95 % interval {lo:.{digits}f} to {hi:.{digits}f})"
+    return f"{value:.{digits}f} (95\u00a0% interval {lo:.{digits}f} to {hi:.{digits}f})"
 
 
 def signed(one: Estimate, digits: int = 2) -> str:
@@ -233,7 +240,9 @@ def signed(one: Estimate, digits: int = 2) -> str:
         return "unknown"
     if one.lo is None or one.hi is None:
         return f"{one.value:+.{digits}f} (no interval)"
-    return f"{one.value:+.{digits}f} (95 % interval {one.lo:+.{digits}f} to {one.hi:+.{digits}f})"
+    return (
+        f"{one.value:+.{digits}f} (95\u00a0% interval {one.lo:+.{digits}f} to {one.hi:+.{digits}f})"
+    )
 
 
 def percent(value: float | None) -> str:

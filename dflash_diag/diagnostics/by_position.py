@@ -65,22 +65,21 @@ def by_position(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     first = {"value": curve[0]["survival"], "lo": curve[0]["lo"], "hi": curve[0]["hi"]}
     estimates = {"survival_1": estimate(first, n, "share")}
     ours = frame[(frame["role"] == inputs.roles[0]) & (frame["population"] == "walked")]
-    worst = _weakest(ours)
+    weakest = _weakest(ours)
     said = (
         f"{name}: the first proposal is accepted in {percent(curve[0]['survival'])} of rounds, "
         f"the whole block of {found['n_proposed']} in {percent(curve[-1]['survival'])}"
     )
-    published = published_curves()
-    notes = []
+    published, notes = published_curves(), []
     if published:
         notes.append(
             f"Grey: {len(published)} published curves of served drafters, other models and data."
         )
-    if worst is not None:
-        k, rate = worst
+    if weakest is not None:
+        k, share = weakest
         notes.append(
             f"The weakest link is position {k}: given that all before it were right, it is right "
-            f"in {percent(rate)} of rounds."
+            f"in {percent(share)} of rounds."
         )
     return (
         f"{said}.",

@@ -102,11 +102,18 @@ def _gap_note(walked: float | None, uniform: float | None) -> str | None:
     """What the choice of anchors alone does to the number."""
     if walked is None or uniform is None:
         return None
+    times = uniform / walked
+    said = f"Over all anchors the same blocks read {uniform:.2f} tokens, {times:.2f} times as much"
+    if times < NO_GAP:
+        return f"{said}: on this text the choice of anchors hardly matters."
     return (
-        f"Over all anchors the same blocks read {uniform:.2f} tokens, {uniform / walked:.2f} times "
-        "as much: long easy stretches are counted at each of their tokens, while decoding jumps "
+        f"{said}: long easy stretches are counted at each of their tokens, while decoding jumps "
         "over them. Most training dashboards show that number; a server cannot reach it."
     )
+
+
+NO_GAP = 1.1
+"""Ratio of uniform to walked tau below which no gap is spoken of."""
 
 
 def _two(value: float | None) -> str:

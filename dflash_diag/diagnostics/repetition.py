@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_diag.diagnostics.base import Inputs, Threshold, diagnostic, percent
+from dflash_diag import metrics
+from dflash_diag.diagnostics.base import Continuation, Inputs, Threshold, diagnostic, percent
 from dflash_diag.results import Judgement, Result, Verdict
-from dflash_diag.stats import Estimate
+from dflash_diag.stats import Estimate, Ratio, estimates, ratio
+
+if TYPE_CHECKING:
+    from dflash_diag.scoring import Scores
 
 WINDOW = 16
 """Tokens that have to recur for a stretch to count as repeated: about a line of code."""
@@ -66,83 +70,78 @@ def repetition(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """
     import pandas as pd
 
-    from dflash_diag import metrics, stats
-
-    texts = inputs.continuations()
-    masks = {one.id: repeated(one.ids) for one in texts}
-    lines = {one.id: None if one.text is None else repeated_lines(one.text) for one in texts}
-    starts = {one.id: one.start for one in texts}
-    rows, sums = [], {}
+    texts = {one.id: one for one in inputs.continuations()}
+    masks = {id_: repeated(one.ids) for id_, one in texts.items()}
+    lines = {id_: repeated_lines(one.text or "") for id_, one in texts.items()}
+    frames: list[pd.DataFrame] = []
+    sums: dict[str, Ratio] = {}
     for role in inputs.roles:
-        scores = inputs.scores(role)
-        jumps = metrics.accepted(scores) + 1
-        visited = metrics.walked(scores.prompt, scores.anchor, jumps)
-        scored = np.unique(scores.prompt)
-        outside = np.zeros(len(jumps), dtype=bool)
-        for index in scored:
-            rows_of = np.flatnonzero(scores.prompt == index)
-            id_ = scores.prompt_ids[index]
-            outside[rows_of] = ~masks[id_][scores.anchor[rows_of] - starts[id_]]
-
-        def per_prompt(values: Any, scores: Any = scores, scored: Any = scored) -> Any:
-            return np.bincount(scores.prompt, weights=values)[scored]
-
-        away = visited & outside
-        every = stats.ratio(per_prompt(jumps * visited), per_prompt(visited), "tokens")
-        beyond = stats.ratio(per_prompt(jumps * away), per_prompt(away), "tokens")
+        ids, every, beyond = _with_and_without(inputs.scores(role), texts, masks)
         sums |= {f"{role}_tau_all": every, f"{role}_tau_outside": beyond}
-        columns = zip(scored, every.per_prompt(), beyond.per_prompt(), beyond.denominators,
-                      every.denominators, strict=True)  # fmt: skip
-        for index, tau, tau_outside, n_outside, n in columns:
-            id_ = scores.prompt_ids[index]
-            found = lines[id_]
-            rows.append(
+        frames.append(
+            pd.DataFrame(
                 {
-                    "id": id_,
+                    "id": ids,
                     "role": role,
                     "drafter": inputs.name(role),
-                    "share_repeated": masks[id_].mean(),
-                    "share_repeated_lines": found[0] / found[1] if found and found[1] else None,
-                    "tau_all": tau,
-                    "tau_outside": tau_outside,
-                    "rounds": int(n),
-                    "rounds_outside": int(n_outside),
+                    "share_repeated": [masks[id_].mean() for id_ in ids],
+                    "share_repeated_lines": [_share(*lines[id_]) for id_ in ids],
+                    "tau_all": every.per_prompt(),
+                    "tau_outside": beyond.per_prompt(),
+                    "rounds": every.denominators.astype(int),
+                    "rounds_outside": beyond.denominators.astype(int),
                 }
             )
-    frame = pd.DataFrame(rows).astype({"share_repeated_lines": float})
-    first = frame[frame["role"] == inputs.roles[0]]
-    tokens = [(masks[id_].sum(), len(masks[id_])) for id_ in first["id"]]
-    sums["share_repeated"] = stats.ratio(*zip(*tokens, strict=True), "share")
-    counted = [lines[id_] for id_ in first["id"] if lines[id_] is not None]
-    if len(counted) == len(first):
-        sums["share_repeated_lines"] = stats.ratio(*zip(*counted, strict=True), "share")
-    found = stats.estimates(sums, seed=inputs.seed, draws=inputs.draws)
+        )
+    frame = pd.concat(frames, ignore_index=True).astype({"share_repeated_lines": float})
     role, name = inputs.roles[0], inputs.name(inputs.roles[0])
-    share, median = found["share_repeated"].value or 0.0, float(first["share_repeated"].median())
+    first = frame[frame["role"] == role]
+    sums["share_repeated"] = ratio(
+        [masks[id_].sum() for id_ in first["id"]], [len(masks[id_]) for id_ in first["id"]], "share"
+    )
+    found = estimates(sums, seed=inputs.seed, draws=inputs.draws)
+    share, median = found["share_repeated"].value, float(first["share_repeated"].median())
     said = (
         f"{percent(share)} of the generated tokens repeat earlier text (median prompt "
         f"{percent(median)}); {name} gets {_two(found[f'{role}_tau_all'])} tokens a round in all "
         f"and {_two(found[f'{role}_tau_outside'])} outside repeats."
     )
-    notes = []
     known = first["share_repeated_lines"].dropna()
-    if len(known):
-        notes.append(f"Median share of repeated lines: {percent(known.median())}.")
-    return (
-        said,
-        frame,
-        {
-            "estimates": found,
-            "params": {
-                "n_prompts": len(first),
-                "window": WINDOW,
-                "bound": LITTLE.at_most,
-                "drafters": [(role, inputs.name(role)) for role in inputs.roles],
-                "finding": f"{percent(share)} of the generated text repeats itself",
-            },
-            "notes": notes,
-        },
-    )
+    notes = [f"Median share of repeated lines: {percent(known.median())}."] if len(known) else []
+    params = {
+        "n_prompts": len(first),
+        "window": WINDOW,
+        "bound": LITTLE.at_most,
+        "drafters": [(one, inputs.name(one)) for one in inputs.roles],
+        "finding": f"{percent(share)} of the generated text repeats itself",
+    }
+    return said, frame, {"estimates": found, "params": params, "notes": notes}
+
+
+def _with_and_without(
+    scores: Scores, texts: Mapping[str, Continuation], masks: Mapping[str, NDArray[np.bool_]]
+) -> tuple[list[str], Ratio, Ratio]:
+    """Scored prompts, and their walked tau over all rounds and over those outside repeats."""
+    jumps = metrics.accepted(scores) + 1
+    visited = metrics.walked(scores.prompt, scores.anchor, jumps)
+    outside = np.zeros(len(jumps), dtype=bool)
+    scored = np.unique(scores.prompt)
+    for index in scored:
+        rows, id_ = np.flatnonzero(scores.prompt == index), scores.prompt_ids[index]
+        outside[rows] = ~masks[id_][scores.anchor[rows] - texts[id_].start]
+
+    def tau(counted: NDArray[np.bool_]) -> Ratio:
+        tokens, rounds = (
+            np.bincount(scores.prompt, weights=weights)[scored]
+            for weights in (jumps * counted, counted)
+        )
+        return ratio(tokens, rounds, "tokens")
+
+    return metrics.scored_prompts(scores), tau(visited), tau(visited & outside)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _two(one: Estimate) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fakes import FakeInputs, simulated_scores  # noqa: E402
+from fakes import FakeInputs, simulated_scores
 
 
 def continuations(n_prompts: int, generated: int) -> list:

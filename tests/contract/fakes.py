@@ -31,7 +31,8 @@ def simulated_scores(
     anchor = np.tile(np.arange(20, 20 + per), n_prompts)
     a = len(prompt)
     text = np.random.default_rng(7).integers(0, VOCAB, (n_prompts, generated + 40))
-    labels = np.stack([text[p, t - 20 + 1 : t - 20 + 1 + proposed] for p, t in zip(prompt, anchor)])
+    after = (anchor - 20)[:, None] + np.arange(1, proposed + 1)
+    labels = text[prompt[:, None], after]
     chance = np.clip(skill - hardness[prompt], 0.02, 0.98)[:, None]
     fade = 0.93 ** np.arange(proposed)
     hit = rng.random((a, proposed)) < chance * fade

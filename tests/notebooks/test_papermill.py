@@ -1,0 +1,207 @@
+"""The production path: papermill over the notebooks, export, and what the site must hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import nbformat
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import tiny_world
+
+from dflash_diag import diagnostics, report, storage, views
+from dflash_diag.config import RunConfig
+from dflash_diag.errors import BadInput
+from dflash_diag.results import MIME_TYPE
+from dflash_diag.runs import Run
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The tiny world, with names and prompts that would like to be markup."""
+    world = tiny_world.write_world(tmp_path_factory.mktemp("world"))
+    shutil.copytree(world / "drafter", world / "a<b>&c")
+    prompts = [
+        {"id": HOSTILE, "text": "</pre><script>alert(2)</script>"},
+        {"id": "p1", "text": "def f(x):"},
+        {"id": "p2", "prompt_ids": [1, 2, 3]},
+    ]
+    (world / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    return world
+
+
+@pytest.fixture(scope="module")
+def config(folder) -> RunConfig:
+    return RunConfig(
+        target=str(folder / "target"),
+        drafter=str(folder / "a<b>&c"),
+        reference=str(folder / "reference"),
+        prompts=str(folder / "prompts.jsonl"),
+        max_new_tokens=12,
+        draws=400,
+        out=str(folder / "out"),
+    )
+
+
+@pytest.fixture(scope="module")
+def site(config) -> Path:
+    return report.build(Run.open(config)).parent
+
+
+PAGES = ["index", *report.NOTEBOOKS]
+
+
+class Tags(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.ids: set[str] = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids |= {value for name, value in attrs if name == "id"}
+
+    def all(self, tag: str) -> list[dict]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.tags]
+
+
+@pytest.fixture(params=PAGES)
+def page(request, site) -> Tags:
+    return Tags((site / f"{request.param}.html").read_text())
+
+
+def test_a_page_needs_no_network_and_runs_no_script(site):
+    for name in PAGES:
+        html = (site / f"{name}.html").read_text()
+        views.check_offline(html, name)
+        assert "<script" not in html
+        assert "default-src 'none'" in html
+
+
+def test_a_page_is_accessible(page):
+    names = page.names()
+    assert names.count("main") == names.count("h1") == names.count("title") == 1
+    assert {"header", "nav", "footer"} <= set(names)
+    assert page.all("html")[0]["lang"] == "en"
+    assert [link for link in page.all("a") if link.get("href") == "#main"]
+    for image in page.all("img"):
+        assert len(image["alt"]) > 40
+    for tag, level in (("h2", 1), ("h3", 2)):
+        if tag in names:
+            assert f"h{level}" in names[: names.index(tag)]
+
+
+def test_every_figure_on_a_notebooks_page_is_followed_by_its_table(site):
+    for name in report.NOTEBOOKS:
+        names = [
+            one
+            for one in Tags((site / f"{name}.html").read_text()).names()
+            if one in ("figure", "table")
+        ]
+        assert "figure" in names
+        for this, after in zip(names, [*names[1:], ""], strict=True):
+            assert this != "figure" or after == "table"
+
+
+def test_links_lead_somewhere(site):
+    pages = {f"{name}.html": Tags((site / f"{name}.html").read_text()) for name in PAGES}
+    for name, page in pages.items():
+        for link in page.all("a"):
+            target, _, anchor = link["href"].partition("#")
+            assert (target or name) in pages, link
+            assert not anchor or anchor in pages[target or name].ids, link
+
+
+def test_untrusted_text_stays_text(site):
+    for name in PAGES:
+        html = (site / f"{name}.html").read_text()
+        assert HOSTILE not in html
+        assert "a<b>" not in html
+        assert "<script>alert" not in html
+    assert "&lt;img src=x" in (site / "02_acceptance.html").read_text()
+
+
+def test_the_front_page_says_verdict_number_interval_and_reference(site):
+    html = (site / "index.html").read_text()
+    summary = json.loads((site / "summary.json").read_text())
+    tau = summary["scores"]["drafter"]["tau"]["walked_micro"]
+    for needle in (summary["verdict"], f"{tau['value']:.2f}", "interval", "reference gets"):
+        assert needle in html
+    assert html.count("<figure>") == 3
+
+
+def test_results_are_stored_once_and_shown_by_the_notebooks(site):
+    ids = set(diagnostics.catalogue())
+    assert {path.name for path in (site / "results").iterdir()} == ids
+    shown = set()
+    for name in report.NOTEBOOKS:
+        notebook = nbformat.read(site / "notebooks" / f"{name}.ipynb", as_version=4)
+        assert notebook.metadata.papermill.exception is None
+        for cell in notebook.cells:
+            for output in cell.get("outputs", []):
+                data = output.get("data", {})
+                if MIME_TYPE in data:
+                    shown.add(data[MIME_TYPE]["id"])
+                    stored = json.loads(
+                        (site / "results" / data[MIME_TYPE]["id"] / "result.json").read_text()
+                    )
+                    assert stored["headline"] == data[MIME_TYPE]["headline"]
+    assert shown == ids
+
+
+def test_the_summary_and_the_junit_file_agree(site):
+    summary = json.loads((site / "summary.json").read_text())
+    assert summary["schema"] == report.SUMMARY_SCHEMA
+    assert set(summary["scores"]) == {"drafter", "reference"}
+    suite = ElementTree.parse(site / "junit.xml").getroot()
+    assert [case.get("name") for case in suite] == [one["id"] for one in summary["results"]]
+    failed = [case.get("name") for case in suite if case.find("failure") is not None]
+    assert failed == [one["id"] for one in summary["results"] if one["verdict"] == "FAIL"]
+    assert suite.get("failures") == str(len(failed))
+
+
+def test_a_second_run_reads_what_is_there_and_says_the_same(site, config):
+    before = {
+        path.relative_to(site): path.stat().st_mtime_ns
+        for folder in ("captures", "scores", "lossless", "results")
+        for path in (site / folder).rglob("*")
+    }
+    again = Run.open(config)
+    again.compute()
+    after = {path: (site / path).stat().st_mtime_ns for path in before}
+    assert after == before
+    summary = json.loads((site / "summary.json").read_text())
+    new = storage.plain(report.summary(again, again.results()))
+    for one in (summary, new):
+        one["provenance"].pop("times")
+        for score in one["scores"].values():
+            score.pop("provenance")
+    assert new == summary
+
+
+def test_a_parameter_that_a_notebook_does_not_take_is_an_error(config, monkeypatch):
+    run = Run.open(config)
+    monkeypatch.setattr(report, "notebook_parameters", lambda _: {"colour": "red"})
+    with pytest.raises(BadInput, match="no parameter colour"):
+        report.execute("00_overview", run)
+
+
+def test_loading_stays_within_its_budget(site):
+    for name in report.NOTEBOOKS:
+        notebook = nbformat.read(site / "notebooks" / f"{name}.ipynb", as_version=4)
+        assert (
+            notebook.metadata.papermill.duration < notebook.metadata.dflash_diag.budget_s["loaded"]
+        )

@@ -1,0 +1,351 @@
+"""The command line: one clear line for bad input, exit codes, help that answers at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import tiny_world
+
+from dflash_diag import cli, config, runs
+from dflash_diag.errors import Interrupted
+
+LONG_ENOUGH = "16"
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory) -> Path:
+    return tiny_world.write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def capture(world, tmp_path_factory) -> Path:
+    """A capture of the tiny target, made by the verb."""
+    out = tmp_path_factory.mktemp("capture") / "made"
+    arguments = ["capture", "--target", world / "target", "--prompts", world / "prompts.jsonl"]
+    arguments += ["--drafter", world / "drafter", "--max-new-tokens", LONG_ENOUGH, "--out", out]
+    assert cli.run([str(one) for one in arguments]) == 0
+    return out
+
+
+@pytest.fixture
+def score(world, tmp_path, capsys):
+    """Run ``score`` on the tiny world with some options replaced; -> code, stdout, stderr."""
+
+    def run(verb="score", **options):
+        given = {
+            "target": world / "target",
+            "drafter": world / "drafter",
+            "prompts": world / "prompts.jsonl",
+            "max-new-tokens": LONG_ENOUGH,
+            "out": tmp_path / "out",
+        } | options
+        arguments = [verb]
+        for name, value in given.items():
+            for one in value if isinstance(value, list) else [value]:
+                arguments += [f"--{name}", str(one)] if one is not None else []
+        code = cli.run(arguments)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def changed_drafter(world, folder: Path, **changes) -> Path:
+    """The drafter's weights beside a configuration with some values replaced."""
+    shutil.copytree(world / "drafter", folder)
+    content = json.loads((folder / "config.json").read_text())
+    nested = changes.pop("dflash_config", {})
+    content |= changes
+    content["dflash_config"] |= nested
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def prompt_file(folder: Path, *lines) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
+    return path
+
+
+BAD = {
+    "no such drafter": (lambda w, t: {"drafter": t / "nowhere"}, "no such file"),
+    "no such target": (lambda w, t: {"target": t / "nowhere"}, "no such folder"),
+    "not a checkpoint": (lambda w, t: {"drafter": w / "prompts.jsonl"}, "prompts.jsonl"),
+    "nothing to score on": (lambda w, t: {"target": None, "prompts": None}, "--capture"),
+    "no prompts": (lambda w, t: {"prompts": None}, "--prompts"),
+    "fc of other taps": (
+        lambda w, t: {"drafter": changed_drafter(w, t / "d", dflash_config={
+            "target_layer_ids": [0, 1, 2]})},
+        "fc.weight",
+    ),
+    "layer out of range": (
+        lambda w, t: {"drafter": changed_drafter(w, t / "d", dflash_config={
+            "target_layer_ids": [0, 9]})},
+        "out of range",
+    ),
+    "another vocabulary": (
+        lambda w, t: {"drafter": changed_drafter(w, t / "d", vocab_size=999)}, "vocab_size=999"
+    ),
+    "another width": (
+        lambda w, t: {"drafter": changed_drafter(w, t / "d", hidden_size=48)}, "hidden"
+    ),
+    "mask outside the embedding": (
+        lambda w, t: {"drafter": changed_drafter(w, t / "d", dflash_config={
+            "mask_token_id": 5000})},
+        "mask_token_id 5000",
+    ),
+    "block of one": (
+        lambda w, t: {"drafter": changed_drafter(w, t / "d", block_size=1)}, "at least 2"
+    ),
+    "no block fits": (lambda w, t: {"max-new-tokens": 4}, "--max-new-tokens 4 is too short"),
+    "no prompt file": (lambda w, t: {"prompts": t / "none.jsonl"}, "no such file"),
+    "empty prompt file": (lambda w, t: {"prompts": prompt_file(t, "\n")}, "no prompt"),
+    "malformed prompt": (lambda w, t: {"prompts": prompt_file(t, '{"id": ')}, "line 1"),
+    "duplicate id": (
+        lambda w, t: {"prompts": prompt_file(t, {"id": "a", "text": "x"}, "\n",
+                                             {"id": "a", "text": "y"})},
+        "line 2",
+    ),
+    "token outside the vocabulary": (
+        lambda w, t: {"prompts": prompt_file(t, {"id": "a", "prompt_ids": [9999]})}, "9999"
+    ),
+    "prompt longer than the model": (
+        lambda w, t: {"prompts": prompt_file(t, {"id": "a", "prompt_ids": [7] * 300})},
+        "300 tokens",
+    ),
+    "unknown field of the convention": (lambda w, t: {"set": "colour=red"}, "colour=red"),
+    "impossible value of the convention": (
+        lambda w, t: {"set": "context_bound=loose"}, "context_bound"
+    ),
+    "unknown device": (lambda w, t: {"device": "tpu"}, "--device tpu"),
+    "unknown type": (lambda w, t: {"dtype": "int3"}, "--dtype int3"),
+    "unknown backend": (lambda w, t: {"backend": "magic"}, "--backend magic"),
+    "unknown layers": (lambda w, t: {"layers": "most"}, "--layers most"),
+    "unknown limit": (lambda w, t: {"fail-on": "maybe"}, "--fail-on maybe"),
+    "template that is no JSON": (
+        lambda w, t: {"chat-template-kwargs": "{think"}, "--chat-template-kwargs"
+    ),
+    "negative seed": (lambda w, t: {"seed": -1}, "--seed -1"),
+    "a number that is none": (lambda w, t: {"max-new-tokens": "many"}, "integer"),
+    "out below a file": (lambda w, t: {"out": w / "prompts.jsonl" / "out"}, "cannot write"),
+    "no such capture": (lambda w, t: {"capture": t / "none"}, "no such capture"),
+    "no such option": (lambda w, t: {"drafters": "x"}, "--drafters"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gives_one_line_and_leaves_nothing(case, score, world, tmp_path):
+    options, expected = BAD[case]
+    code, out, err = score(**options(world, tmp_path))
+    assert code == 2, err
+    assert expected in err
+    assert_one_line(err)
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def assert_one_line(err: str) -> None:
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "Traceback" not in err
+    assert err.endswith(f"{said[0]}\n")
+
+
+def test_a_damaged_drafter(score, world, tmp_path):
+    folder = tmp_path / "d"
+    shutil.copytree(world / "drafter", folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    code, _, err = score(drafter=folder)
+    assert code == 2
+    assert_one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pickle_that_would_run_code(score, tmp_path):
+    import pickle
+    import zipfile
+
+    class Evil:
+        def __reduce__(self):
+            import os
+
+            return os.system, ("touch never",)
+
+    path = tmp_path / "evil.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("evil/data.pkl", pickle.dumps({"model": Evil()}, protocol=2))
+        archive.writestr("evil/version", "3\n")
+    code, _, err = score(drafter=path)
+    assert code == 2
+    assert "system" in err
+    assert_one_line(err)
+
+
+def test_a_capture_with_a_flipped_byte(score, capture, tmp_path):
+    shutil.copytree(capture, tmp_path / "c")
+    path = next((tmp_path / "c" / "states").iterdir())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    code, _, err = score(capture=tmp_path / "c", target=None, prompts=None)
+    assert code == 2
+    assert path.name in err
+    assert_one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_capture_of_another_target(score, capture, tmp_path):
+    other = tiny_world.write_target(tmp_path / "other", seed=5)
+    code, _, err = score(capture=capture, target=other, prompts=None)
+    assert code == 2
+    assert "another target" in err
+    assert_one_line(err)
+
+
+@pytest.mark.parametrize("verb", ["", "explain", "--nope"])
+def test_unknown_verbs_are_errors(verb, capsys):
+    assert cli.run([verb] if verb else ["score"]) == 2
+    assert_one_line(capsys.readouterr().err)
+
+
+def test_score_needs_no_target_once_captured(score, capture, world, tmp_path):
+    code, out, err = score(capture=capture, target=None, prompts=None, json=tmp_path / "s.json")
+    assert code == 0, err
+    assert "while decoding" in out
+    assert "SKIPPED" in out
+    written = json.loads((tmp_path / "s.json").read_text())
+    assert written["schema"] == "dflash_diag.score/1"
+    assert written["lossless"] is None
+    assert written["n_prompts"] == 3
+    assert [one["id"] for one in written["per_prompt"]] == ["p0", "p1", "p2"]
+
+
+def test_score_writes_json_alone_to_standard_output(score, capture):
+    code, out, _ = score(capture=capture, target=None, prompts=None, json="-")
+    assert code == 0
+    assert json.loads(out)["block_size"] == tiny_world.BLOCK
+
+
+def test_score_with_a_target_checks_losslessness_and_is_repeatable(score, tmp_path):
+    code, _, err = score(json=tmp_path / "a.json", reference=None)
+    assert code == 0, err
+    first = json.loads((tmp_path / "a.json").read_text())
+    assert first["lossless"] == {"checked": 3, "ok": 3}
+    code, _, err = score(json=tmp_path / "b.json")
+    assert code == 0
+    assert "capture" not in err  # what is there is read
+    second = json.loads((tmp_path / "b.json").read_text())
+    assert first == second
+
+
+def test_overrides_reach_the_score(score, capture, tmp_path):
+    assert score(capture=capture, target=None, prompts=None, json=tmp_path / "s.json",
+                 set=["context_bound=inclusive", "position_offset=1"])[0] == 0  # fmt: skip
+    found = json.loads((tmp_path / "s.json").read_text())["convention"]
+    assert found["context_bound"] == {
+        "value": "inclusive",
+        "source": "--set context_bound",
+        "confidence": "override",
+    }
+    assert found["position_offset"]["value"] == 1
+
+
+def test_a_server_is_compared_with_the_capture(score, capture, world, tmp_path):
+    from dflash_diag.bundle import Capture
+
+    made = Capture.load(capture)
+    lines = []
+    for i, prompt in enumerate(made.prompts):
+        ids = made.continuation(i).tolist()
+        if i == 1:
+            ids[5] = (ids[5] + 1) % tiny_world.VOCABULARY
+        lines.append(json.dumps({"id": prompt.id, "output_ids": ids}))
+    served = tmp_path / "served.jsonl"
+    served.write_text("\n".join(lines))
+    options = {"capture": capture, "target": None, "prompts": None, "served-output": served}
+    code, _, err = score(**options, **{"fail-on": "fail"})
+    assert code == 1, err
+    run = runs.Run.open(
+        config.RunConfig(
+            capture=str(capture),
+            drafter=str(world / "drafter"),
+            served_output=str(served),
+            max_new_tokens=int(LONG_ENOUGH),
+            out=str(tmp_path / "out"),
+        )
+    )
+    found = run.result("target.served")
+    assert found.verdict.name == "FAIL"
+    assert "p1 from token 6 on" in found.headline
+
+
+def test_fail_on_sets_the_exit_code(score, capture):
+    options = {"capture": capture, "target": None, "prompts": None}
+    assert score(**options, **{"fail-on": "fail"})[0] == 1  # a random drafter gets nothing
+    assert score(**options)[0] == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped after 2 of 3")])
+def test_an_interruption_says_how_to_go_on(error, score, monkeypatch):
+    def stop(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(runs.Run, "open", stop)
+    code, _, err = score()
+    assert code == 3
+    assert err.startswith("stopped: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_full_disk_is_one_line(score, capture):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    code, _, err = score(capture=capture, target=None, prompts=None, json="/dev/full")
+    assert code == 2
+    assert "disk is full" in err
+    assert_one_line(err)
+
+
+def test_help_teaches_and_names_the_real_default(capsys):
+    assert cli.run(["report", "--help"]) == 0
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "Examples:" in text
+    assert "dflash-diag report --target ./target" in text
+    assert f"[default: ({config.NEW_TOKENS})]" in text
+
+
+def test_every_option_is_a_field_of_the_configuration():
+    import typer
+
+    group = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        fields = {p.name for p in command.params} - {"json", "fail_on", "open_"}
+        assert fields <= set(config.RunConfig.model_fields), name
+
+
+def test_help_is_fast_and_loads_nothing_heavy():
+    code = (
+        "import sys; from dflash_diag import cli; cli.run(['--help']); "
+        "heavy = {'torch', 'pandas', 'matplotlib', 'pydantic', 'numpy'} & set(sys.modules); "
+        "sys.stderr.write(' '.join(sorted(heavy)))"
+    )
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=Path(cli.__file__).parents[1],
+    )  # fmt: skip
+    seconds = time.perf_counter() - started
+    assert done.stderr == ""
+    assert "report" in done.stdout
+    assert seconds < 5  # the target is 0.5 s; a busy machine must not fail this
