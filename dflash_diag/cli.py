@@ -225,13 +225,14 @@ def score(
 
     config, refused = _config(locals()), runs.fail_on(fail_on)
     run = runs.Run.open(config)
-    scored = run.metrics("drafter")
+    with run.alone():
+        scored, text = run.metrics("drafter"), views.score_text(run)
     if json == "-":
         typer.echo(storage.to_json_text(scored), nl=False)
     else:
         if json:
             storage.write_json(json, scored)
-        typer.echo(views.score_text(run))
+        typer.echo(text)
     return FAILED if run.has_verdict(refused, only=runs.SCORE_RESULTS) else DONE
 
 
@@ -285,7 +286,8 @@ def report_verb(
 
     config, refused = _config(locals()), runs.fail_on(fail_on)
     run = runs.Run.open(config)
-    index = report.build(run)
+    with run.alone():
+        index = report.build(run)
     typer.echo(str(index))
     if _may_open() if open_ is None and run.given.is_example else open_:
         typer.launch(index.resolve().as_uri())

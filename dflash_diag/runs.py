@@ -18,7 +18,10 @@ again, so an interrupted run goes on where it stopped and a notebook only loads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_diag import diagnostics, storage
 from dflash_diag.config import EXAMPLE, NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
-from dflash_diag.errors import BadInput, CheckpointError
+from dflash_diag.errors import BadInput, CheckpointError, OutputError
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
 from dflash_diag.results import Result, Verdict, worst
@@ -584,6 +587,28 @@ class Run:
     def results(self) -> list[Result]:
         """Every diagnostic's result, in the registry's order."""
         return [self.result(one) for one in diagnostics.catalogue()]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes of this machine out of the folder.
+
+        Raises
+        ------
+        OutputError
+            Another process is at work in it.
+        """
+        from filelock import FileLock, Timeout
+
+        # Not inside the folder: it must not come into being before all input is known to be good.
+        name = f"dflash_diag-{os.getuid() if hasattr(os, 'getuid') else 0}"
+        key = storage.content_key(str(self.out))[:16]
+        try:
+            with FileLock(Path(tempfile.gettempdir()) / f"{name}-{key}.lock", timeout=0):
+                yield
+        except Timeout as error:
+            raise OutputError(
+                f"another process is writing to {self.out}", do="wait for it, or give another --out"
+            ) from error
 
     def table(self, *ids: str) -> pd.DataFrame:
         """Verdict, question and answer of some diagnostics, or of all."""

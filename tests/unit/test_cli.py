@@ -290,6 +290,18 @@ def test_a_server_is_compared_with_the_capture(score, capture, world, tmp_path):
     assert "p1 from token 6 on" in found.headline
 
 
+def test_two_runs_do_not_share_a_folder(score, capture, world, tmp_path):
+    given = config.RunConfig(
+        capture=str(capture), drafter=str(world / "drafter"), out=str(tmp_path / "out")
+    )
+    with runs.Run.open(given).alone():
+        code, _, err = score(capture=capture, target=None, prompts=None)
+    assert code == 2
+    assert "another process is writing" in err
+    assert_one_line(err)
+    assert score(capture=capture, target=None, prompts=None)[0] == 0
+
+
 def test_fail_on_sets_the_exit_code(score, capture):
     options = {"capture": capture, "target": None, "prompts": None}
     assert score(**options, **{"fail-on": "fail"})[0] == 1  # a random drafter gets nothing
