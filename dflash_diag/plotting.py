@@ -178,15 +178,14 @@ def _label_ends(ax: Axes, ends: Iterable[tuple[float, float, str, str]]) -> None
     low, high = ax.get_ylim()
     gap = 0.085 * (high - low)
     last = low - gap
-    for x, y, text, colour in ends:
+    for _, y, text, colour in ends:
         last = max(y, last + gap)
         ax.annotate(
             text,
-            (x, y),
-            xytext=(right * 1.02, last),
-            textcoords="data",
+            (right, last),
+            xytext=(7, 0),
+            textcoords="offset points",
             va="center",
-            ha="left",
             color=colour,
             fontsize=9.5,
             fontweight="bold",
@@ -238,10 +237,11 @@ def _mark(ax: Axes, at: float, text: str, *, axis: str = "x") -> None:
         ax.axhline(at, color=SOFT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
         ax.annotate(
             text,
-            (0, at),
+            (1, at),
             xycoords=("axes fraction", "data"),
-            xytext=(3, 3),
+            xytext=(-3, 3),
             textcoords="offset points",
+            ha="right",
             fontsize=8.5,
             color=SOFT,
         )
@@ -332,7 +332,7 @@ def _curve(
         known = rows.dropna(subset=[quantity])
         if len(known):
             end = known.iloc[-1]
-            ends.append((float(end["k"]), float(end[quantity]), f" {name}", _look(role).colour))
+            ends.append((float(end["k"]), float(end[quantity]), name, _look(role).colour))
     _label_ends(ax, ends)
 
 
@@ -380,17 +380,12 @@ def _prompts(result: Result, ax: Axes) -> None:
     ax.axvline(table["drafter"].mean(), color=LOOKS["drafter"].colour, linewidth=1, linestyle=":")
     ax.set_yticks(rows, [_short(str(i), 24) for i in shown.index])
     ax.set_ylim(len(shown) - 0.4, -1.6)
-    for role, name in _names(frame):
-        ax.annotate(
-            name,
-            (shown[role].iloc[0], 0),
-            xytext=(0, 9),
-            textcoords="offset points",
-            ha="left" if shown[role].iloc[0] >= shown.iloc[0].max() else "center",
-            color=_look(role).colour,
-            fontsize=9.5,
-            fontweight="bold",
-        )
+    for i, (role, name) in enumerate(_names(frame)):
+        look, at = _look(role), 0.01 + 0.42 * i
+        place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center"}
+        ax.plot(at, 0.985, look.marker, color=look.colour, markersize=5.5, transform=ax.transAxes)
+        ax.annotate(name, (at, 0.985), xytext=(8, 0), color=look.colour, fontsize=9.5,
+                    fontweight="bold", **place)  # fmt: skip
     ax.grid(axis="x")
     ax.grid(visible=False, axis="y")
     ax.set_xlim(left=0.9)
@@ -438,7 +433,7 @@ def _budgets(result: Result, ax: Axes, kind: str, label: str) -> None:
         _line(ax, frame[frame["role"] == role], "n", "value", "lo", "hi")
     ax.set_ylim(bottom=min(1.0, ax.get_ylim()[0]) if kind == "ddtree_tau" else 0)
     ends = [
-        (end["n"], end["value"], f" {name}", _look(role).colour)
+        (end["n"], end["value"], name, _look(role).colour)
         for role, name in _names(frame)
         for end in [frame[frame["role"] == role].iloc[-1]]
         if end["value"] == end["value"]
@@ -472,7 +467,7 @@ def _outside(result: Result, ax: Axes) -> None:
     ax.grid(axis="x")
     ax.grid(visible=False, axis="y")
     ax.set_xlabel("tokens per round (tau) [tokens]")
-    _title(ax, "Repeats are easy to draft")
+    _title(ax, "Tokens a round, with and without repeated text")
 
 
 # --- trust ----------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""How results look: HTML of executed notebooks made readable, and a score as a console table."""
+"""How results look: decoding token by token, notebooks' HTML made readable, a console table."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from dflash_diag.errors import DiagError
 from dflash_diag.results import Verdict
 
 if TYPE_CHECKING:
+    from dflash_diag.bundle import Capture
     from dflash_diag.runs import Run
 
 FOLDED_ROWS = 6
@@ -108,6 +110,86 @@ def check_offline(html: str, name: str) -> None:
     assets.feed(html)
     if assets.found:
         raise DiagError(f"{name} would not work offline: it holds {assets.found[0]}")
+
+
+# --- token by token -------------------------------------------------------------------------------
+
+
+class Transcript:
+    """What decoding does with a drafter, on a few prompts from the easiest to the hardest.
+
+    Parameters
+    ----------
+    role
+        ``"drafter"`` or ``"reference"``.
+    n
+        How many prompts, evenly spread over those that were scored, sorted by tau.
+    """
+
+    def __init__(self, run: Run, role: str = "drafter", n: int = 5) -> None:
+        self.run, self.role = run, role
+        rows = sorted(run.metrics(role)["per_prompt"], key=lambda row: -row["tau_walked"])
+        n = min(n, len(rows))
+        self.rows = [rows[round(i * (len(rows) - 1) / max(n - 1, 1))] for i in range(n)]
+
+    def static_html(self) -> str:
+        """Each prompt folded; accepted proposals shaded, the target's own tokens underlined."""
+        name = escape(self.run.name(self.role))
+        legend = (
+            f'<p>{name}, round by round: <span class="got">accepted proposals</span> are shaded, '
+            '<span class="own">the token that the target adds</span> is underlined, '
+            '<span class="rest">what is not scored</span> is grey.</p>'
+        )
+        shown = "\n".join(self._prompt(row, is_open=i == 0) for i, row in enumerate(self.rows))
+        inside = f"{_STYLE}{legend}{shown}"
+        return f'<section class="transcript" aria-label="Transcript">{inside}</section>'
+
+    def _prompt(self, row: Mapping[str, Any], *, is_open: bool) -> str:
+        capture, rounds = self.run.capture, row["rounds"]
+        index = capture.index(row["id"])
+        start = capture.prompts[index].n_prompt_tokens
+        pieces = _pieces(capture, index)
+        at, said = start + 1, [f'<span class="own">{pieces[start]}</span>']
+        for number, jump in enumerate(rounds, start=1):
+            got, own = "".join(pieces[at : at + jump - 1]), pieces[at + jump - 1]
+            accepted = f'<span class="got">{got}</span>' if got else ""
+            tip = f"round {number}: {jump - 1} accepted"
+            said.append(f'<span title="{tip}">{accepted}<span class="own">{own}</span></span>')
+            at += jump
+        rest = f'<span class="rest">{"".join(pieces[at:])}</span>' if at < len(pieces) else ""
+        head = (
+            f"{escape(row['id'])}: {row['tau_walked']:.2f} tokens a round in {len(rounds)} rounds"
+        )
+        prompt = f'<span class="rest">{"".join(pieces[:start])}</span>'
+        return (
+            f"<details{' open' if is_open else ''}><summary>{head}</summary>"
+            f"<pre>{prompt}{''.join(said)}{rest}</pre></details>"
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{row['id']}: {row['rounds']}" for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        return self.static_html()
+
+
+def _pieces(capture: Capture, index: int) -> list[str]:
+    """Every token of a prompt and its continuation as HTML: its text, or its id if that is all."""
+    ids = capture.tokens(index).tolist()
+    texts = [None] * len(ids) if capture.foreign else capture.positions(index)["text"]
+    return [
+        escape(text) if isinstance(text, str) else f"[{token}] "
+        for token, text in zip(ids, texts, strict=True)
+    ]
+
+
+_STYLE = """<style>
+.transcript pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+.transcript .got { background: rgba(24, 69, 251, 0.17); border-radius: 2px; }
+.transcript .own { text-decoration: underline; text-decoration-thickness: 2px;
+  text-underline-offset: 3px; text-decoration-color: #d94801; }
+.transcript .rest { opacity: 0.6; }
+</style>"""
 
 
 # --- console --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
+from bs4 import BeautifulSoup
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -205,3 +206,17 @@ def test_loading_stays_within_its_budget(site):
         assert (
             notebook.metadata.papermill.duration < notebook.metadata.dflash_diag.budget_s["loaded"]
         )
+
+
+def test_the_transcript_holds_every_token_once_and_every_round(site, config):
+    run = Run.open(config)
+    html = views.Transcript(run, n=2).static_html()
+    assert html.count("<details") == 2
+    assert html.count("<details open>") == 1
+    rows = views.Transcript(run, n=2).rows
+    for row, part in zip(rows, html.split("<details")[1:], strict=True):
+        assert part.count('title="round ') == len(row["rounds"])
+        index = run.capture.index(row["id"])
+        expected = "".join(run.capture.positions(index)["text"])
+        text = BeautifulSoup(f"<details{part}", "html.parser").pre.get_text()
+        assert text == expected

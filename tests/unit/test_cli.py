@@ -290,6 +290,45 @@ def test_a_server_is_compared_with_the_capture(score, capture, world, tmp_path):
     assert "p1 from token 6 on" in found.headline
 
 
+def test_a_capture_made_by_other_code(score, capture, world, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    from dflash_diag.bundle import Capture
+    from dflash_diag.views import Transcript
+
+    made, folder = Capture.load(capture), tmp_path / "foreign"
+    folder.mkdir()
+    for i, prompt in enumerate(made.prompts):
+        tensors = {
+            "tokens": made.tokens(i),
+            "hidden_states": made.states(i, made.layer_ids),
+            "layer_ids": torch.tensor(made.layer_ids),
+        }
+        metadata = {"n_prompt_tokens": str(prompt.n_prompt_tokens)}
+        save_file(tensors, folder / f"{prompt.id}.safetensors", metadata)
+    options = {"prompts": None, "json": tmp_path / "s.json"}
+    code, _, err = score(capture=folder, **options)
+    assert code == 0, err
+    theirs = json.loads((tmp_path / "s.json").read_text())
+    code, _, err = score(capture=capture, **options, out=tmp_path / "ours")
+    assert code == 0, err
+    ours = json.loads((tmp_path / "s.json").read_text())
+    assert theirs["tau"] == ours["tau"]
+    assert theirs["lossless"] == ours["lossless"] == {"checked": 3, "ok": 3}
+    run = runs.Run.open(
+        config.RunConfig(
+            capture=str(folder),
+            target=str(world / "target"),
+            drafter=str(world / "drafter"),
+            max_new_tokens=int(LONG_ENOUGH),
+            out=str(tmp_path / "out"),
+        )
+    )
+    assert f"[{made.tokens(0)[0]}] " in Transcript(run)._repr_html_()
+    assert not [one for one in run.results() if one.verdict.name == "ERROR"]
+
+
 def test_two_runs_do_not_share_a_folder(score, capture, world, tmp_path):
     given = config.RunConfig(
         capture=str(capture), drafter=str(world / "drafter"), out=str(tmp_path / "out")
