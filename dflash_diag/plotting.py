@@ -52,7 +52,7 @@ GOOD, BAD, AGREES = "#0a6b4b", "#b3261e", "#7db8a0"
 Draw = Callable[[Result, "Axes"], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plot:
     """How a diagnostic is drawn: panels from top to bottom, and what a reader is told of them."""
 
@@ -63,8 +63,8 @@ class Plot:
     """Method and how to read it."""
     height: Callable[[Result], float] = lambda _: 3.2
     """Height of a panel in inches."""
-    brief: tuple[str, str] | None = None
-    """``shows`` and ``caption`` of the first panel alone, where there are several."""
+    brief: Plot | None = None
+    """The same result in one panel, for the front page."""
 
 
 def plot(result: Result, ax: Axes | None = None) -> Axes:
@@ -82,18 +82,22 @@ def plot(result: Result, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def _plot_of(result: Result, *, brief: bool) -> Plot:
+    registered = PLOTS[result.id]
+    return (registered.brief if brief else None) or registered
+
+
 def figure(result: Result, *, brief: bool = False) -> Figure:
-    """Every panel of a result's plot, or the first alone, on a figure of its own."""
+    """A result's plot, or its brief form, on a figure of its own."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    registered = PLOTS[result.id]
-    panels = registered.panels[:1] if brief else registered.panels
-    n = len(panels)
+    registered = _plot_of(result, brief=brief)
+    n = len(registered.panels)
     with _style():
         layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.1)
         made = Figure(figsize=(WIDTH, registered.height(result) * n), layout=layout)
-        for draw, ax in zip(panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
+        for draw, ax in zip(registered.panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
             draw(result, ax)
         _titles_from_the_edge(made)
     return made
@@ -125,14 +129,12 @@ def svg(result: Result, *, brief: bool = False) -> str:
 
 def figure_html(result: Result, *, brief: bool = False) -> str:
     """``<figure>`` with the drawing inline, its text alternative and its caption."""
-    registered = PLOTS[result.id]
-    short = registered.brief if brief else None
-    shows, caption = short or (registered.shows, registered.caption)
+    registered = _plot_of(result, brief=brief)
     data = base64.b64encode(svg(result, brief=brief).encode()).decode()
     return (
-        f'<figure><img alt="{escape(f"{shows}. {result.headline}", quote=True)}" '
+        f'<figure><img alt="{escape(f"{registered.shows}. {result.headline}", quote=True)}" '
         f'src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f"<figcaption>{escape(registered.caption)}</figcaption></figure>"
     )
 
 
@@ -239,9 +241,10 @@ def _mark(ax: Axes, at: float, text: str, *, axis: str = "x") -> None:
             text,
             (1, at),
             xycoords=("axes fraction", "data"),
-            xytext=(-3, 3),
+            xytext=(4, 0),
             textcoords="offset points",
-            ha="right",
+            va="center",
+            annotation_clip=False,
             fontsize=8.5,
             color=SOFT,
         )
@@ -296,8 +299,8 @@ def _survival(result: Result, ax: Axes) -> None:
     for curve in result.params.get("published", []):
         ax.plot(range(1, len(curve["survival"]) + 1), curve["survival"], color=FAINT, linewidth=0.8)
     if result.params.get("published"):
-        ax.annotate("grey: published", (0.99, 0.97), xycoords="axes fraction", ha="right",
-                    va="top", fontsize=8.5, color=SOFT)  # fmt: skip
+        ax.annotate("grey: published", (0.02, 0.03), xycoords="axes fraction", fontsize=8.5,
+                    color=SOFT)  # fmt: skip
     walked = result.frame[result.frame["population"] == "walked"]
     _curve(ax, walked, "survival", "survival [share of rounds]")
     ax.set_xlabel("position in the block k" if len(ax.figure.axes) == 1 else "")
@@ -576,12 +579,14 @@ def _convention(result: Result, ax: Axes) -> None:
 
 # --- the registry ------------------------------------------------------------------------------
 
-_SURVIVAL_ALONE = (
-    "Survival curves over the position in the block, with 95 % bands",
-    (
+_SURVIVAL_ALONE = Plot(
+    panels=(_survival,),
+    shows="Survival curves over the position in the block, with 95 % bands",
+    caption=(
         "Share of rounds whose first k proposals are all accepted, over the anchors that decoding "
         "visits. Bands: 95 % over prompts."
     ),
+    height=lambda _: 5.4,
 )
 
 PLOTS: dict[str, Plot] = {

@@ -34,7 +34,7 @@ NOTEBOOKS = {
     "02_acceptance": "Acceptance",
 }
 """Notebooks of the report in order, and what their pages are called."""
-KEY_FIGURES = ("acceptance.headline", "acceptance.comparison", "acceptance.by_position")
+KEY_FIGURES = ("acceptance.by_position", "acceptance.headline", "acceptance.comparison")
 SUMMARY_SCHEMA = "dflash_diag.summary/1"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")

@@ -249,6 +249,20 @@ def test_score_with_a_target_checks_losslessness_and_is_repeatable(score, tmp_pa
     assert first == second
 
 
+def test_a_damaged_capture_of_ones_own_is_noticed_before_it_is_scored(score, tmp_path):
+    assert score()[0] == 0
+    (path,) = (tmp_path / "out" / "captures").glob("*/states/00001.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert score()[0] == 0  # already scored: nothing is read
+    shutil.rmtree(tmp_path / "out" / "scores")
+    code, _, err = score()
+    assert code == 2
+    assert path.name in err
+    assert_one_line(err)
+
+
 def test_overrides_reach_the_score(score, capture, tmp_path):
     assert score(capture=capture, target=None, prompts=None, json=tmp_path / "s.json",
                  set=["context_bound=inclusive", "position_offset=1"])[0] == 0  # fmt: skip
