@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic
+from dflash_diag.diagnostics.base import DRAFTER, Inputs, Skip, diagnostic
 from dflash_diag.results import Judgement, Result, Verdict
 
 COLUMNS = ["id", "n_tokens", "n_same", "cause", "margin"]
@@ -35,9 +35,20 @@ def lossless(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     -------
     tuple
         Frame columns: id, n_tokens, n_same [tokens], cause ("" where they agree, ``rounding`` or
-        ``state_fault``), margin (top-1 less top-2 log-probability at the first difference).
+        ``state_fault``), margin (first logit less second, at the first difference).
     """
-    return compared(inputs.lossless(), "speculative and plain greedy decoding")
+    check = inputs.lossless()
+    headline, frame, fields = compared(check, "speculative and plain greedy decoding")
+    walked = {one["id"]: one["rounds"] for one in inputs.metrics(DRAFTER)["per_prompt"]}
+    decoded = {id_: rounds for id_, rounds in check.get("rounds", {}).items() if id_ in walked}
+    if decoded:
+        agree = sum(rounds == walked[id_] for id_, rounds in decoded.items())
+        fields["params"]["n_rounds_agree"] = agree
+        fields["notes"].append(
+            f"Decoding accepted the same lengths, round by round, as the walk over scored anchors "
+            f"on {agree} of {len(decoded)} prompts."
+        )
+    return headline, frame, fields
 
 
 @diagnostic(

@@ -200,3 +200,12 @@ def test_without_a_target_losslessness_is_skipped_not_assumed(inputs):
     found = CATALOGUE["target.lossless"](bare)
     assert found.verdict is Verdict.SKIPPED
     assert "target" in found.headline
+
+
+def test_real_decoding_and_the_walk_are_compared_round_by_round(inputs):
+    walked = {one["id"]: one["rounds"] for one in inputs.metrics("drafter")["per_prompt"]}
+    other = {**walked, "p02": [*walked["p02"], 1], "not scored": [1]}
+    checked = replace(inputs, lossless_check={**inputs.lossless_check, "rounds": other})
+    found = CATALOGUE["target.lossless"](checked)
+    assert found.params["n_rounds_agree"] == 5
+    assert any("on 5 of 6 prompts" in note for note in found.notes)

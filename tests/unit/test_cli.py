@@ -242,6 +242,8 @@ def test_score_with_a_target_checks_losslessness_and_is_repeatable(score, tmp_pa
     assert code == 0, err
     first = json.loads((tmp_path / "a.json").read_text())
     assert first["lossless"] == {"checked": 3, "ok": 3}
+    kept = json.loads((tmp_path / "out/results/target.lossless/result.json").read_text())
+    assert kept["params"]["n_rounds_agree"] == 3  # the walk is what decoding does
     code, _, err = score(json=tmp_path / "b.json")
     assert code == 0
     assert "capture" not in err  # what is there is read
