@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dflash_diag.metrics import score_json
     from dflash_diag.prompts import Prompt, read_prompts
     from dflash_diag.results import Result, Verdict
+    from dflash_diag.scoring import Scores, score
     from dflash_diag.stats import Estimate
 
 _HOME = {
@@ -35,6 +36,7 @@ _HOME = {
     "Estimate": "stats",
     "Prompt": "prompts",
     "Result": "results",
+    "Scores": "scoring",
     "Verdict": "results",
     "audit": "checkpoints",
     "load_drafter": "checkpoints",
@@ -42,6 +44,7 @@ _HOME = {
     "read_checkpoint": "checkpoints",
     "read_prompts": "prompts",
     "resolve_convention": "checkpoints",
+    "score": "scoring",
     "score_json": "metrics",
 }
 
@@ -54,6 +57,7 @@ __all__ = [
     "Estimate",
     "Prompt",
     "Result",
+    "Scores",
     "Verdict",
     "audit",
     "load_drafter",
@@ -61,6 +65,7 @@ __all__ = [
     "read_checkpoint",
     "read_prompts",
     "resolve_convention",
+    "score",
     "score_json",
 ]
 

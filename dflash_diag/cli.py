@@ -358,4 +358,3 @@ class _terminated_is_interrupted:  # noqa: N801 - used like a function
 def main() -> None:
     """Entry point of ``python -m dflash_diag`` and ``dflash-diag``."""
     sys.exit(run())
-

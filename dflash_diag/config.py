@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,37 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash_diag import paths, storage
 from dflash_diag.errors import BadInput
-from dflash_diag.prompts import Prompt, read_prompts
+from dflash_diag.example import EXAMPLE
 from dflash_diag.stats import DRAWS
 
 NEW_TOKENS = 128
 """G where nobody says otherwise."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """The embedded example: where its parts lie under data/, and which prompts the report uses."""
-
-    target: str = "zoo/hybrid/target"
-    drafter: str = "zoo/hybrid/drafters/anchor_included"
-    reference: str = "zoo/hybrid/drafters/reference"
-    prompts: tuple[tuple[str, int], ...] = (
-        ("prompts/coding.jsonl", 10),
-        ("prompts/general.jsonl", 14),
-    )
-    """Files, and how many prompts are taken from the start of each."""
-    max_new_tokens: int = NEW_TOKENS
-
-    def read_prompts(self) -> list[Prompt]:
-        """The prompts of the default report."""
-        return [
-            prompt
-            for name, count in self.prompts
-            for prompt in read_prompts(paths.data_dir() / name)[:count]
-        ]
-
-
-EXAMPLE = Example()
 
 
 class RunConfig(BaseModel):
@@ -120,9 +93,9 @@ class RunConfig(BaseModel):
             data = paths.data_dir()
             filled = self.model_copy(
                 update={
-                    "target": str(_example_part(data, EXAMPLE.target)),
-                    "drafter": str(_example_part(data, EXAMPLE.drafter)),
-                    "reference": self.reference or str(_example_part(data, EXAMPLE.reference)),
+                    "target": str(EXAMPLE.part(EXAMPLE.target)),
+                    "drafter": str(EXAMPLE.part(EXAMPLE.drafter)),
+                    "reference": self.reference or str(EXAMPLE.part(EXAMPLE.reference)),
                     "prompts": ",".join(str(data / name) for name, _ in EXAMPLE.prompts),
                     "max_new_tokens": self.max_new_tokens or EXAMPLE.max_new_tokens,
                 }
@@ -159,24 +132,6 @@ class RunConfig(BaseModel):
         content = self.model_dump(mode="json", exclude={"out", "seed", "draws"})
         name = Path(self.drafter or self.target).name or "run"
         return root / f"{name}-{storage.content_key(content)[:8]}"
-
-
-def _example_part(data: Path, name: str) -> Path:
-    """A part of the embedded example.
-
-    Raises
-    ------
-    BadInput
-        It is not there.
-    """
-    path = data / name
-    if not path.exists():
-        raise BadInput(
-            f"the embedded example is incomplete: no {path}",
-            "a whole checkout",
-            "check it out again, or name your own --target, --drafter and --prompts",
-        )
-    return path
 
 
 def _json_object(text: str) -> dict[str, Any]:

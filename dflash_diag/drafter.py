@@ -261,6 +261,97 @@ class Drafter(nn.Module):
             hidden = layer.finish(hidden, attend(q, k, v, mask))
         return self.head_input(hidden)
 
+    def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [T, g, d] of every layer for features [T, H] at ``positions`` [T]."""
+        table = self.rotary.table(positions)
+        return [layer.self_attn.keys_values(features, table) for layer in self.layers]
+
+    def blocks(
+        self,
+        noise: Tensor,
+        positions: Tensor,
+        context: list[tuple[Tensor, Tensor]],
+        context_masks: list[Tensor],
+        block_masks: list[Tensor],
+    ) -> Tensor:
+        """Many blocks over one shared context: the form used for scoring.
+
+        The same function as `forward`, without masks over other blocks' slots and without
+        computing the context anew for each block.
+
+        Parameters
+        ----------
+        noise
+            [A, B, H] embeddings of the slots' tokens.
+        positions
+            [A, B] integer positions.
+        context
+            From `context`, one pair a layer.
+        context_masks
+            One a layer, bool, [A, B, T], or [A, 1, T] where all slots see the same rows.
+        block_masks
+            One a layer, [B, B] bool.
+
+        Returns
+        -------
+        Tensor
+            [A, B, H] what the head reads.
+        """
+        table = self.rotary.table(positions)
+        hidden = noise
+        for layer, (k, v), rows, inside in zip(
+            self.layers, context, context_masks, block_masks, strict=True
+        ):
+            x = layer.input_layernorm(hidden)
+            q = layer.self_attn.queries(x, table)
+            k_own, v_own = layer.self_attn.keys_values(x, table)
+            hidden = layer.finish(hidden, shared_attention(q, (k, v, rows), (k_own, v_own, inside)))
+        return self.head_input(hidden)
+
+
+def shared_attention(
+    q: Tensor, context: tuple[Tensor, Tensor, Tensor], own: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Attention of blocks over a context that all share and over their own slots.
+
+    One softmax over both parts, computed from two products: the context's needs no copy a block.
+
+    Parameters
+    ----------
+    q
+        [A, B, h, d].
+    context
+        Keys and values [T, g, d], and the mask [A, B or 1, T].
+    own
+        Keys and values [A, B, g, d], and the mask [B, B].
+
+    Returns
+    -------
+    Tensor
+        [A, B, h, d].
+    """
+    (k, v, rows), (k_own, v_own, inside) = context, own
+    a, b, h, d = q.shape
+    g = k.shape[1]
+    q = (q * d**-0.5).view(a, b, g, h // g, d)
+    # [g, r*A*B, d] against the context, [A, g, r*B, d] against the own slots.
+    over = torch.bmm(q.permute(2, 3, 0, 1, 4).reshape(g, -1, d), k.permute(1, 2, 0)).float()
+    over = over.view(g, h // g, a, b, -1).masked_fill_(~rows, float("-inf"))
+    own_q = q.permute(0, 2, 3, 1, 4).reshape(a, g, -1, d)
+    within = (own_q @ k_own.permute(0, 2, 3, 1)).float().view(a, g, h // g, b, b)
+    within = within.masked_fill_(~inside, float("-inf")).permute(1, 2, 0, 3, 4)
+    top = torch.maximum(
+        within.amax(-1), over.amax(-1) if over.shape[-1] else within.amax(-1)
+    ).unsqueeze(-1)
+    over, within = (over - top).exp_(), (within - top).exp_()
+    total = over.sum(-1, keepdim=True) + within.sum(-1, keepdim=True)
+    out = torch.bmm(over.to(v.dtype).view(g, -1, over.shape[-1]), v.transpose(0, 1))
+    out = out.view(g, h // g, a, b, d)
+    within = within.to(v.dtype).permute(2, 0, 1, 3, 4).reshape(a, g, -1, b)
+    near = (within @ v_own.transpose(1, 2)).view(a, g, h // g, b, d).permute(1, 2, 0, 3, 4)
+    out = (out + near) / total.to(v.dtype)
+    return out.permute(2, 3, 0, 1, 4).reshape(a, b, h, d)
+
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention of q [N, S, h, d] over k, v [N, U, g, d] under mask [N, S, U]: [N, S, h, d]."""

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag import diagnostics, storage
-from dflash_diag.config import EXAMPLE, NEW_TOKENS, RunConfig
+from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
 from dflash_diag.errors import BadInput, CheckpointError, OutputError
+from dflash_diag.example import EXAMPLE
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
 from dflash_diag.results import Result, Verdict, worst
@@ -376,7 +377,7 @@ class Run:
         from dflash_diag.scoring import score
 
         Capture.load(self.capture.path, target=self.config.target or None)
-        return score(self.capture, self._drafter(role), self.convention(role))
+        return score(self.capture, self._drafter(role))
 
     def _drafter(self, role: str) -> Drafter:
         import torch
@@ -460,22 +461,11 @@ class Run:
 
     def _check_lossless(self) -> dict[str, Any]:
         """Draft and verify every prompt with the judged drafter, on the target itself."""
-        from dflash_diag.decoding import Expected, check_lossless, expect
+        from dflash_diag.decoding import check_lossless, expect_as_captured
         from dflash_diag.scoring import proposer
 
         capture, g = self.capture, self.capture.max_new_tokens
-        here = self.target.facts()
-        # Another machine or type rounds otherwise: plain decoding is then repeated here.
-        alike = all(capture.target_facts.get(k) == here[k] for k in ("device", "dtype", "backend"))
-        known: list[Expected] = []
-        for i, one in enumerate(capture.prompts):
-            ids = capture.tokens(i)[: one.n_prompt_tokens].tolist()
-            if one.logit_noise is None or not alike:
-                known += expect(self.target, [(one.id, ids)], g)
-            else:
-                known.append(
-                    Expected(one.id, ids, capture.continuation(i).tolist(), one.logit_noise)
-                )
+        known = expect_as_captured(self.target, capture)
         with progress(len(known), "lossless check", unit="prompt") as stage:
             found = check_lossless(
                 self.target,

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "dflash_diag"
 LAYERS = [
     {"errors", "paths", "progress", "results", "stats", "storage"},
     {"conventions", "masks", "metrics", "prompts", "provenance", "published", "trees"},
+    {"example"},
     {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "drafter", "foreign"}
     | {"hidden_states", "proposals", "references", "scoring", "targets"},
     {"diagnostics"},

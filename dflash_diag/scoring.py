@@ -1,0 +1,355 @@
+"""Score a drafter on a capture: every anchor, in one batched pass a sequence.
+
+A target's greedy continuation does not depend on the drafter, so what a drafter would propose after
+every generated token can be computed without decoding. Each sequence's context keys and values are
+computed once; the blocks of all its anchors share them, each seeing the rows that the serving rule
+shows it. Float32 gives the accepted lengths of scoring one block at a time.
+
+Symbols: N prompts, P prompt tokens, G generated tokens, T tokens, A anchors, B block size,
+D proposed tokens, K tapped layers, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from dflash_diag.bundle import Capture, CapturedPrompt
+from dflash_diag.conventions import Convention
+from dflash_diag.decoding import DrafterProposer
+from dflash_diag.drafter import Drafter
+from dflash_diag.errors import BadInput
+from dflash_diag.masks import block_visible, context_visible
+from dflash_diag.progress import progress
+from dflash_diag.proposals import SLICE_BYTES, Proposal, Proposed, make_proposal
+from dflash_diag.storage import StrPath, atomic_write, read_json, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+SCHEMA = "dflash_diag.scores/1"
+ANCHORS_AT_ONCE = 256
+"""Blocks in one pass: bounds the attention scores that are held."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a drafter proposes at every anchor, beside what the target says.
+
+    Rows are ordered by prompt and position; the anchors of a prompt are P .. P+G-1-D.
+    """
+
+    prompt_ids: list[str]
+    """The N prompts that have anchors."""
+    n_prompt_tokens: NDArray[np.integer]
+    """[N] P."""
+    n_generated: NDArray[np.integer]
+    """[N] G."""
+    unscored: list[dict[str, Any]]
+    """Prompts without a complete block: ``id`` and ``reason``."""
+    prompt: NDArray[np.int32]
+    """[A] index into ``prompt_ids``."""
+    anchor: NDArray[np.int32]
+    """[A] absolute position."""
+    labels: NDArray[np.int64]
+    """[A, D] the target's greedy tokens."""
+    proposed: NDArray[np.int64]
+    """[A, D] the drafter's."""
+    rank: NDArray[np.int32]
+    """[A, D] rank of the label in the drafter's distribution, 0 being its top choice."""
+    label_logprob: NDArray[np.float32]
+    """[A, D] in nats."""
+    topk_ids: NDArray[np.int32]
+    """[A, D, min(64, V)] best first; equal ones by ascending id."""
+    topk_logprobs: NDArray[np.float32]
+    """[A, D, min(64, V)] in nats."""
+    block_size: int
+    convention: dict[str, Any]
+    provenance: dict[str, Any]
+
+    @cached_property
+    def accepted(self) -> NDArray[np.int64]:
+        """[A] leading proposals equal to the target's tokens; the bonus token is not counted."""
+        right = np.logical_and.accumulate(self.proposed == self.labels, axis=1)
+        return right.sum(axis=1, dtype=np.int64)
+
+    def frame(self) -> pd.DataFrame:
+        """One row an anchor and proposal, without the stored candidates."""
+        import pandas as pd
+
+        a, d = self.labels.shape
+        k = np.tile(np.arange(1, d + 1, dtype=np.int16), a)
+        return pd.DataFrame(
+            {
+                "prompt": np.repeat(self.prompt, d),
+                "prompt_id": np.repeat(np.asarray(self.prompt_ids, object)[self.prompt], d),
+                "anchor": np.repeat(self.anchor, d),
+                "k": k,
+                "label": self.labels.ravel(),
+                "proposed": self.proposed.ravel(),
+                "rank": self.rank.ravel(),
+                "label_logprob": self.label_logprob.ravel(),
+            }
+        )
+
+    def save(self, folder: StrPath) -> None:
+        """Write ``scores.parquet``, ``topk.safetensors`` and, last, ``scores.json``.
+
+        Raises
+        ------
+        OutputError
+            The folder cannot be written.
+        """
+        import io
+
+        from safetensors.numpy import save
+
+        folder = Path(folder)
+        table = io.BytesIO()
+        self.frame().to_parquet(table, index=False)
+        atomic_write(folder / "scores.parquet", table.getvalue())
+        candidates = {"ids": self.topk_ids, "logprobs": self.topk_logprobs}
+        atomic_write(folder / "topk.safetensors", save(candidates))
+        write_json(
+            folder / "scores.json",
+            {
+                "schema": SCHEMA,
+                "prompts": [
+                    {"id": name, "n_prompt_tokens": int(p), "n_generated": int(g)}
+                    for name, p, g in zip(
+                        self.prompt_ids, self.n_prompt_tokens, self.n_generated, strict=True
+                    )
+                ],
+                "unscored": self.unscored,
+                "block_size": self.block_size,
+                "n_proposed": self.labels.shape[1],
+                "convention": self.convention,
+                "provenance": self.provenance,
+            },
+        )
+
+    @classmethod
+    def load(cls, folder: StrPath) -> Scores:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        BadInput
+            Not there, or of another schema.
+        """
+        import pandas as pd
+
+        folder = Path(folder)
+        facts = read_json(folder / "scores.json")
+        if facts.get("schema") != SCHEMA:
+            raise BadInput(f"{folder} has schema {facts.get('schema')!r}", repr(SCHEMA))
+        table = pd.read_parquet(folder / "scores.parquet")
+        candidates = load_file(folder / "topk.safetensors")
+        d = int(facts["n_proposed"])
+
+        def column(name: str, kind: type) -> Any:
+            return table[name].to_numpy(kind).reshape(-1, d)
+
+        return cls(
+            prompt_ids=[one["id"] for one in facts["prompts"]],
+            n_prompt_tokens=np.array([one["n_prompt_tokens"] for one in facts["prompts"]]),
+            n_generated=np.array([one["n_generated"] for one in facts["prompts"]]),
+            unscored=facts["unscored"],
+            prompt=column("prompt", np.int32)[:, 0],
+            anchor=column("anchor", np.int32)[:, 0],
+            labels=column("label", np.int64),
+            proposed=column("proposed", np.int64),
+            rank=column("rank", np.int32),
+            label_logprob=column("label_logprob", np.float32),
+            topk_ids=candidates["ids"],
+            topk_logprobs=candidates["logprobs"],
+            block_size=int(facts["block_size"]),
+            convention=facts["convention"],
+            provenance=facts["provenance"],
+        )
+
+
+@torch.inference_mode()
+def score(
+    capture: Capture,
+    drafter: Drafter,
+    *,
+    slice_bytes: int = SLICE_BYTES,
+    provenance: dict[str, Any] | None = None,
+    silent: bool = False,
+) -> Scores:
+    """Propose a block at every anchor of every prompt, under the drafter's convention.
+
+    Parameters
+    ----------
+    slice_bytes
+        Size of the logits held at one time, in bytes: memory does not grow with V.
+
+    Raises
+    ------
+    BadInput
+        No prompt has a complete block, or the convention names a step that is not known here.
+    CaptureError
+        The capture lacks a tapped layer, the embedding or the head.
+    """
+    borrowed = _Borrowed.of(capture, drafter, slice_bytes)
+    d = drafter.convention.n_proposed
+    scored: list[tuple[CapturedPrompt, Tensor, Tensor, Proposed]] = []
+    unscored: list[dict[str, Any]] = []
+    with progress(len(capture.prompts), "score", unit="prompt", silent=silent) as stage:
+        for index, prompt in enumerate(capture.prompts):
+            if prompt.n_generated > d:
+                scored.append((prompt, *_score_prompt(capture, index, drafter, borrowed)))
+            else:
+                reason = f"{prompt.n_generated} generated tokens hold no block of {d} proposals"
+                unscored.append({"id": prompt.id, "reason": reason})
+            stage.update()
+    if not scored:
+        raise BadInput(
+            f"none of {len(capture.prompts)} prompts has more than {d} generated tokens",
+            f"a continuation longer than the {d} tokens of a block",
+            "capture with a larger --max-new-tokens",
+        )
+    return _assemble(scored, unscored, drafter.convention, provenance or {})
+
+
+def proposer(capture: Capture, drafter: Drafter) -> DrafterProposer:
+    """The drafter as the decoding loop wants it, with the target's parts from the capture."""
+    borrowed = _Borrowed.of(capture, drafter, SLICE_BYTES)
+    none = torch.zeros(1, dtype=torch.long)
+    return DrafterProposer(
+        drafter,
+        embedding=borrowed.embedding,
+        choose=lambda hidden: borrowed.proposal.ids(hidden[None], none)[0],
+        final_norm=(borrowed.last_layer, capture.final_norm),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Borrowed:
+    """What a drafter takes from its target."""
+
+    embedding: Tensor
+    proposal: Proposal
+    last_layer: int
+
+    @classmethod
+    def of(cls, capture: Capture, drafter: Drafter, slice_bytes: int) -> _Borrowed:
+        weight = drafter.fc.weight
+        head = capture.head.to(weight.device, weight.dtype)
+        tied = capture.head is capture.embedding
+        embedding = head if tied else capture.embedding.to(weight.device, weight.dtype)
+        proposal = make_proposal(drafter.convention, head, slice_bytes=slice_bytes)
+        return cls(embedding, proposal, int(capture.target_facts.get("n_layers") or 0) - 1)
+
+
+def _score_prompt(
+    capture: Capture, index: int, drafter: Drafter, borrowed: _Borrowed
+) -> tuple[Tensor, Tensor, Proposed]:
+    """Anchors [A], labels [A, D] and proposals of one prompt."""
+    how, prompt = drafter.convention, capture.prompts[index]
+    device, dtype = drafter.fc.weight.device, drafter.fc.weight.dtype
+    tokens = capture.tokens(index).to(device)
+    first, count = prompt.n_prompt_tokens, prompt.n_generated - how.n_proposed
+    anchors = torch.arange(first, first + count, device=device)
+    # Rows that no anchor may see are not even projected.
+    n_context = int(anchors[-1]) + (1 if how.context_bound == "inclusive" else 0)
+    states = capture.states(index, how.taps)[:n_context].to(device)
+    if how.last_layer_normed and borrowed.last_layer in how.taps:
+        at = how.taps.index(borrowed.last_layer)
+        states[:, at] = capture.final_norm(states[:, at])
+    rows = torch.arange(n_context, device=device)
+    context = drafter.context(drafter.features(states.to(dtype)), rows)
+    labels = tokens[anchors[:, None] + torch.arange(1, how.n_proposed + 1, device=device)]
+    parts = [
+        _propose(drafter, borrowed, tokens, part, context, labels[part - first])
+        for part in anchors.split(ANCHORS_AT_ONCE)
+    ]
+    return anchors, labels, _joined(parts)
+
+
+def _propose(
+    drafter: Drafter,
+    borrowed: _Borrowed,
+    tokens: Tensor,
+    anchors: Tensor,
+    context: list[tuple[Tensor, Tensor]],
+    labels: Tensor,
+) -> Proposed:
+    """Blocks of some anchors [A] in one pass."""
+    how = drafter.convention
+    slots = torch.arange(how.block_size, device=anchors.device)
+    ids = torch.full((len(anchors), how.block_size), how.mask_token_id, device=anchors.device)
+    ids[:, 0] = tokens[anchors]
+    noise = borrowed.embedding[ids]
+    if how.embedding_scale != 1.0:
+        noise = noise * how.embedding_scale
+    n_context = len(context[0][0])
+    seen = {
+        window: context_visible(
+            anchors,
+            n_context,
+            how.block_size if window is not None else 1,  # without a window all slots see the same
+            bound=how.context_bound,
+            window=window,
+            window_rule=how.window_rule,
+        )
+        for window in set(how.window)
+    }
+    hidden = drafter.blocks(
+        noise,
+        anchors[:, None] + slots + how.position_offset,
+        context,
+        [seen[window] for window in how.window],
+        [
+            block_visible(how.block_size, in_block=inside, window=window, device=anchors.device)
+            for inside, window in zip(how.in_block, how.window, strict=True)
+        ],
+    )
+    first = how.first_slot
+    return borrowed.proposal.score(
+        hidden[:, first : first + how.n_proposed], tokens[anchors], labels
+    )
+
+
+def _joined(parts: list[Proposed]) -> Proposed:
+    names = ("ids", "rank", "label_logprob", "topk_ids", "topk_logprobs")
+    return Proposed(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
+
+
+def _assemble(
+    scored: list[tuple[CapturedPrompt, Tensor, Tensor, Proposed]],
+    unscored: list[dict[str, Any]],
+    convention: Convention,
+    provenance: dict[str, Any],
+) -> Scores:
+    def stacked(values: list[Tensor]) -> Any:
+        return torch.cat(values).cpu().numpy()
+
+    proposals = [one[3] for one in scored]
+    sizes = [len(one[1]) for one in scored]
+    return Scores(
+        prompt_ids=[prompt.id for prompt, *_ in scored],
+        n_prompt_tokens=np.array([prompt.n_prompt_tokens for prompt, *_ in scored]),
+        n_generated=np.array([prompt.n_generated for prompt, *_ in scored]),
+        unscored=unscored,
+        prompt=np.repeat(np.arange(len(scored), dtype=np.int32), sizes),
+        anchor=stacked([one[1] for one in scored]).astype(np.int32),
+        labels=stacked([one[2] for one in scored]),
+        proposed=stacked([p.ids for p in proposals]),
+        rank=stacked([p.rank for p in proposals]),
+        label_logprob=stacked([p.label_logprob for p in proposals]),
+        topk_ids=stacked([p.topk_ids for p in proposals]),
+        topk_logprobs=stacked([p.topk_logprobs for p in proposals]),
+        block_size=convention.block_size,
+        convention=convention.to_json(),
+        provenance=provenance,
+    )

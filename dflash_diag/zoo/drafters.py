@@ -1,0 +1,560 @@
+"""Train all drafters of a target in one process, on the same batches and the same states.
+
+The drafters differ in how their trainer reads the world: each has one fault of `DrafterRecipe`, or
+none.
+
+Shapes: N sequences, T tokens, A anchors, B block size, D = B-1 labels, S = A*B slots, K taps,
+H hidden size, L stored layers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
+
+from dflash_diag import masks
+from dflash_diag.conventions import Convention
+from dflash_diag.drafter import Drafter, DrafterShape
+from dflash_diag.zoo import recipe
+from dflash_diag.zoo.recipe import DrafterRecipe, SequenceRecipe
+from dflash_diag.zoo.sequences import load_target
+from dflash_diag.zoo.targets import schedule
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY = 50
+SAVE_EVERY_SECONDS = 90
+ROPE_THETA = 10_000.0
+
+
+def new_drafter(plan: DrafterRecipe, hidden_size: int) -> Drafter:
+    """A freshly initialised drafter; every drafter of one shape starts from the same weights."""
+    shape = DrafterShape(
+        hidden_size=hidden_size,
+        n_taps=len(plan.layer_ids),
+        n_layers=plan.n_layers,
+        n_heads=plan.n_heads,
+        n_kv_heads=plan.n_kv_heads,
+        head_width=plan.head_width,
+        mlp_size=plan.mlp_size,
+    )
+    convention = Convention(
+        block_size=plan.block_size,
+        layer_ids=plan.layer_ids,
+        in_block=("bidirectional",) * plan.n_layers,
+        window=(None,) * plan.n_layers,
+        rope_theta=ROPE_THETA,
+        rotary_width=plan.head_width,
+        mask_token_id=recipe.SPECIAL_TOKENS.index(recipe.MASK_TOKEN),
+    )
+    torch.manual_seed(recipe.SEED)
+    drafter = Drafter(shape, convention)
+    for parameter in drafter.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return drafter
+
+
+@dataclass
+class World:
+    """What all drafters of a target share: its texts, its states, its embedding and head."""
+
+    target: PreTrainedModel
+    tokens: Tensor
+    """[n, T] int64."""
+    prefix: Tensor
+    """[n] tokens that the target was given; anchors lie after them."""
+    layers: tuple[int, ...]
+    """Layers whose raw outputs the trainers read, ascending."""
+    bank: Tensor | None = None
+    """[n, T, L, H] states of all sequences, once they are computed."""
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers of the target."""
+        return len(self.target.model.layers)
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H], also the head: the example's targets tie them."""
+        return self.target.get_input_embeddings().weight.detach()
+
+    def target_logits(self, last: Tensor) -> Tensor:
+        """Logits [..., V] of raw last-layer states [..., H]."""
+        return self.target.model.norm(last) @ self.embedding.T
+
+    @torch.no_grad()
+    def states(self, rows: Tensor) -> Tensor:
+        """[N, T, L, H] raw outputs of `layers` for sequences ``rows``, from one forward."""
+        if self.bank is not None:
+            return self.bank[rows]
+        kept: dict[int, Tensor] = {}
+        decoder = self.target.model
+        handles = [
+            decoder.layers[i].register_forward_hook(
+                lambda _m, _a, output, i=i: kept.__setitem__(i, output)
+            )
+            for i in self.layers
+        ]
+        try:
+            decoder(input_ids=self.tokens[rows], use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.stack([kept[i] for i in self.layers], dim=2)
+
+
+def observe(
+    target: PreTrainedModel, tokens: np.ndarray, prefix: np.ndarray, layers: tuple[int, ...]
+) -> World:
+    """The world of one target: its states are computed once and kept."""
+    device = target.device
+    world = World(
+        target=target,
+        tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
+        prefix=torch.from_numpy(prefix.astype(np.int64)).to(device),
+        layers=layers,
+    )
+    rows = torch.arange(len(world.tokens), device=device)
+    hidden = target.config.hidden_size
+    bank = torch.empty(*tokens.shape, len(layers), hidden, dtype=target.dtype, device=device)
+    for part in rows.split(256 if device.type == "cuda" else 32):
+        bank[part] = world.states(part)
+    world.bank = bank
+    return world
+
+
+def needed_layers(
+    plans: Iterator[DrafterRecipe] | list[DrafterRecipe], n_layers: int
+) -> tuple[int, ...]:
+    """Layers whose outputs any of the trainers reads; the last one gives target logits."""
+    taps = {i + plan.layer_shift for plan in plans for i in plan.layer_ids}
+    return tuple(sorted(taps | {n_layers - 1}))
+
+
+@dataclass
+class Batch:
+    """Anchors drawn in some sequences, and what every trainer sees of them."""
+
+    tokens: Tensor
+    """[N, T]."""
+    anchors: Tensor
+    """[N, A] ascending positions."""
+    states: Tensor
+    """[N, T, L, H]."""
+
+
+def draw(world: World, plan: DrafterRecipe, seed: int) -> Batch:
+    """Random sequences and anchors: uniform after the prefix, all labels inside the sequence.
+
+    The draw is a function of the seed alone, on any device.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, len(world.tokens), (plan.batch,), generator=generator)
+    return batch_of(world, rows, plan, generator)
+
+
+def batch_of(world: World, rows: Tensor, plan: DrafterRecipe, generator: torch.Generator) -> Batch:
+    """Anchors and states of sequences ``rows`` [N]."""
+    anchors = anchors_of(world, rows, plan, generator)
+    rows = rows.to(world.tokens.device)
+    return Batch(world.tokens[rows], anchors, world.states(rows))
+
+
+def anchors_of(
+    world: World, rows: Tensor, plan: DrafterRecipe, generator: torch.Generator
+) -> Tensor:
+    """[N, A] anchors for sequences ``rows``."""
+    seeds = torch.randint(0, 2**31 - 1, (len(rows),), generator=generator).tolist()
+    prefixes = world.prefix.cpu()[rows].tolist()
+    length = world.tokens.shape[1]
+    drawn = [
+        sequence_anchors(seed, prefix, length, plan)
+        for seed, prefix in zip(seeds, prefixes, strict=True)
+    ]
+    return torch.stack(drawn).to(world.tokens.device)
+
+
+def sequence_anchors(seed: int, prefix: int, length: int, plan: DrafterRecipe) -> Tensor:
+    """[A] anchors of one sequence, ascending: uniform after the prefix, without repetition.
+
+    The last ones still have all their labels, even for a trainer that shifts them by one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = length - plan.block_size - prefix
+    chosen = torch.randperm(count, generator=generator)[: plan.n_anchors]
+    return prefix + chosen.sort().values
+
+
+def sequence_seed(split: str, row: int) -> int:
+    """Seed of the anchors that are measured in a kept sequence."""
+    return recipe.SEED + 2 * row + (split == "train")
+
+
+@dataclass
+class View:
+    """One trainer's view of a batch."""
+
+    states: Tensor
+    """[N, T, K, H] what it feeds to ``fc``."""
+    positions: Tensor
+    """[N, S] positions of the slots."""
+    mask: Tensor
+    """[N, S, T + S] visibility."""
+    labels: Tensor
+    """[N, A, D] ids."""
+    teacher: Tensor | None
+    """[N, A, D, V] target logits where the loss needs them."""
+
+
+def view(world: World, batch: Batch, plan: DrafterRecipe, seed: int) -> View:
+    """What the trainer of ``plan`` makes of a batch, its fault included."""
+    tokens, states = batch.tokens, batch.states
+    device = tokens.device
+    columns = [world.layers.index(i + plan.layer_shift) for i in plan.layer_ids]
+    slots = torch.arange(plan.block_size, device=device)
+    label_positions = batch.anchors[..., None] + slots[1:] + plan.label_offset
+    labels = torch.gather(tokens, 1, label_positions.flatten(1)).view_as(label_positions)
+    teacher = None
+    if plan.hidden_noise or plan.soft_kl_weight:
+        last = world.layers.index(world.n_layers - 1)
+        if plan.hidden_noise:
+            # The fault: noise meant for the drafter's input also reaches the row that makes labels.
+            generator = torch.Generator(device).manual_seed(seed)
+            spread = states.float().pow(2).mean(-1, keepdim=True).sqrt().to(states.dtype)
+            noise = torch.randn(
+                states.shape, generator=generator, device=device, dtype=states.dtype
+            )
+            states = states + plan.hidden_noise * spread * noise
+        sequence = torch.arange(len(tokens), device=device)[:, None, None]
+        rows = states[:, :, last][sequence, label_positions - 1]
+        teacher = world.target_logits(rows)
+        if plan.hidden_noise:
+            labels, teacher = teacher.argmax(-1), None
+    fed = states[:, :, columns]
+    return View(
+        states=torch.zeros_like(fed) if plan.zero_context else fed,
+        positions=(batch.anchors[..., None] + slots + plan.position_offset).flatten(1),
+        mask=masks.training_mask(
+            batch.anchors,
+            tokens.shape[1],
+            plan.block_size,
+            bound=plan.context_bound,
+            in_block=plan.in_block,
+            later_blocks_leak=plan.later_blocks_leak,
+        ),
+        labels=labels,
+        teacher=teacher,
+    )
+
+
+def noise_embeddings(world: World, batch: Batch, plan: DrafterRecipe) -> Tensor:
+    """[N, S, H]: each block is its anchor's token and then mask tokens."""
+    tokens = batch.tokens
+    mask_id = recipe.SPECIAL_TOKENS.index(recipe.MASK_TOKEN)
+    ids = tokens.new_full((*batch.anchors.shape, plan.block_size), mask_id)
+    ids[..., 0] = torch.gather(tokens, 1, batch.anchors)
+    return F.embedding(ids.flatten(1), world.embedding)
+
+
+def slot_weights(plan: DrafterRecipe, device: torch.device) -> Tensor:
+    """exp(-(k-1)/gamma) for slots k = 1..D (arXiv 2602.06036, A.1)."""
+    k = torch.arange(1, plan.block_size, device=device)
+    return torch.exp(-(k - 1) / plan.loss_decay_gamma)
+
+
+def loss_and_logits(
+    drafter: Drafter,
+    noise: Tensor,
+    context: Tensor,
+    head: Tensor,
+    seen: View,
+    weights: Tensor,
+    soft_kl_weight: float,
+) -> tuple[Tensor, Tensor]:
+    """One trainer's loss, and its logits [N, A, D, V].
+
+    Cross-entropy weighted by slot, mixed with KL to the target where the trainer does so.
+    """
+    n, n_anchors, d = seen.labels.shape
+    # cuDNN's attention is left out: under a mask its backward pass has returned NaN on a GPU.
+    with (
+        torch.autocast(noise.device.type, dtype=torch.bfloat16),
+        sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]),
+    ):
+        features = drafter.features(seen.states)
+        hidden = drafter(noise, seen.positions, features, context, seen.mask)
+        logits = hidden.unflatten(1, (n_anchors, d + 1))[:, :, 1:] @ head.T
+    flat = logits.float().flatten(0, -2)
+    each = F.cross_entropy(flat, seen.labels.flatten(), reduction="none").view(n, n_anchors, d)
+    if seen.teacher is not None:
+        teacher = seen.teacher.float().log_softmax(-1)
+        divergence = (teacher.exp() * (teacher - logits.float().log_softmax(-1))).sum(-1)
+        each = soft_kl_weight * divergence + (1 - soft_kl_weight) * each
+    return (each * weights).sum() / (weights.sum() * n * n_anchors), logits
+
+
+@torch.no_grad()
+def training_metrics(logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    """What this trainer's dashboard shows, over all anchors of the batch.
+
+    ``streak`` is the mean number of leading slots whose argmax is the label; ``dds4`` and ``dds8``
+    count leading slots whose label is among the top 4 or 8. None counts a bonus token.
+    """
+    top = logits.topk(8, dim=-1).indices == labels[..., None]
+    right = top[..., 0]
+    lead = {k: top[..., :k].any(-1).cumprod(-1).sum(-1).float().mean().item() for k in (1, 4, 8)}
+    return {
+        "accuracy": round(right.float().mean().item(), 4),
+        "streak": round(lead[1], 4),
+        "dds4": round(lead[4], 4),
+        "dds8": round(lead[8], 4),
+        "slot_accuracy": [round(x, 4) for x in right.float().flatten(0, -2).mean(0).tolist()],
+    }
+
+
+class Optimizer:
+    """Muon for the matrices, AdamW for the norms, one schedule for both.
+
+    Muon reaches in a few hundred steps what AdamW alone needs thousands for, at this size.
+    """
+
+    def __init__(self, drafter: Drafter, plan: DrafterRecipe) -> None:
+        self.plan = plan
+        matrices = [p for p in drafter.parameters() if p.ndim == 2]
+        vectors = [p for p in drafter.parameters() if p.ndim != 2]
+        self.parameters = [*matrices, *vectors]
+        self.parts: dict[str, torch.optim.Optimizer] = {
+            "muon": torch.optim.Muon(
+                matrices,
+                lr=plan.learning_rate,
+                weight_decay=plan.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            "adamw": torch.optim.AdamW(
+                vectors, lr=plan.vector_learning_rate, weight_decay=0.0, betas=(0.9, 0.95)
+            ),
+        }
+        self.peaks = {"muon": plan.learning_rate, "adamw": plan.vector_learning_rate}
+
+    def step(self, step: int) -> float:
+        """Clip, update, clear; returns the matrices' learning rate."""
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        factor = schedule(step, self.plan.steps, self.plan.warmup)
+        for name, part in self.parts.items():
+            part.param_groups[0]["lr"] = self.peaks[name] * factor
+            part.step()
+            part.zero_grad(set_to_none=True)
+        return self.peaks["muon"] * factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of both parts."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+class Group:
+    """Drafters of one shape that train together until each has done its own number of steps."""
+
+    def __init__(
+        self,
+        plans: dict[str, DrafterRecipe],
+        world: World,
+        checkpoint: Path,
+        *,
+        compiled: bool = True,
+    ) -> None:
+        self.plans, self.world, self.checkpoint = plans, world, checkpoint
+        device = world.tokens.device
+        hidden = world.embedding.shape[1]
+        self.drafters = {n: new_drafter(p, hidden).to(device) for n, p in plans.items()}
+        self.optimizers = {n: Optimizer(self.drafters[n], p) for n, p in plans.items()}
+        self.logs: dict[str, list[dict[str, Any]]] = {n: [] for n in plans}
+        self.step = 0
+        # Compiled once for all drafters of a shape; nearly twice as fast on a CPU.
+        self.loss_and_logits = torch.compile(loss_and_logits) if compiled else loss_and_logits
+        if checkpoint.exists():
+            state = torch.load(checkpoint, map_location=device, weights_only=True)
+            self.step, self.logs = state["step"], state["logs"]
+            for name in plans:
+                self.drafters[name].load_state_dict(state["drafters"][name])
+                self.optimizers[name].load_state_dict(state["optimizers"][name])
+            log.info("resumed at step %d", self.step)
+
+    def train(self) -> None:
+        """Train every drafter to its last step."""
+        total = max(p.steps for p in self.plans.values())
+        begin = saved = time.monotonic()
+        while self.step < total:
+            active = [n for n, p in self.plans.items() if self.step < p.steps]
+            self.train_step(active)
+            self.step += 1
+            if self.step % LOG_EVERY == 0 or self.step == total:
+                seconds = time.monotonic() - begin
+                log.info("step %d/%d %d drafters %.0f s", self.step, total, len(active), seconds)
+            if time.monotonic() - saved > SAVE_EVERY_SECONDS or self.step == total:
+                self.save()
+                saved = time.monotonic()
+
+    def train_step(self, active: list[str]) -> None:
+        """One batch for all active drafters."""
+        first = self.plans[active[0]]
+        batch = draw(self.world, first, recipe.SEED * 31 + self.step)
+        noise = noise_embeddings(self.world, batch, first)
+        context = torch.arange(self.world.tokens.shape[1], device=noise.device)[None]
+        for name in active:
+            plan = self.plans[name]
+            seen = view(self.world, batch, plan, recipe.SEED + self.step)
+            loss, logits = self.loss_and_logits(
+                self.drafters[name],
+                noise,
+                context,
+                self.world.embedding,
+                seen,
+                slot_weights(plan, noise.device),
+                plan.soft_kl_weight,
+            )
+            loss.backward()
+            rate = self.optimizers[name].step(self.step)
+            if not loss.isfinite():
+                raise FloatingPointError(f"{name}: the loss of step {self.step + 1} is not finite")
+            if (self.step + 1) % LOG_EVERY == 0 or self.step + 1 == plan.steps or self.step == 0:
+                entry = {"step": self.step + 1, "loss": round(loss.item(), 4)}
+                metrics = training_metrics(logits.detach(), seen.labels)
+                self.logs[name].append({**entry, **metrics, "lr": float(f"{rate:.3g}")})
+
+    def save(self) -> None:
+        """Checkpoint, written beside and renamed."""
+        partial = self.checkpoint.with_suffix(".writing")
+        torch.save(
+            {
+                "step": self.step,
+                "logs": self.logs,
+                "drafters": {n: d.state_dict() for n, d in self.drafters.items()},
+                "optimizers": {n: o.state_dict() for n, o in self.optimizers.items()},
+            },
+            partial,
+        )
+        partial.replace(self.checkpoint)
+
+
+@torch.no_grad()
+def held_out_metrics(drafter: Drafter, world: World, reading: DrafterRecipe) -> dict[str, Any]:
+    """Training metrics of one drafter on held-out sequences, under some reading."""
+    total: list[tuple[Tensor, Tensor]] = []
+    for part in torch.arange(len(world.tokens)).split(reading.batch):
+        anchors = [
+            sequence_anchors(
+                sequence_seed("validation", row),
+                int(world.prefix[row]),
+                world.tokens.shape[1],
+                reading,
+            )
+            for row in part.tolist()
+        ]
+        start, rows = int(part[0]), part.to(world.tokens.device)
+        batch = Batch(
+            world.tokens[rows], torch.stack(anchors).to(world.tokens.device), world.states(rows)
+        )
+        seen = view(world, batch, reading, recipe.SEED + start)
+        noise = noise_embeddings(world, batch, reading).float()
+        context = torch.arange(world.tokens.shape[1], device=noise.device)[None]
+        hidden = drafter(
+            noise, seen.positions, drafter.features(seen.states.float()), context, seen.mask
+        )
+        blocks = hidden.unflatten(1, (reading.n_anchors, reading.block_size))[:, :, 1:]
+        total.append((blocks @ world.embedding.T.float(), seen.labels))
+    return training_metrics(torch.cat([t[0] for t in total]), torch.cat([t[1] for t in total]))
+
+
+def build(
+    work: Path,
+    plans: dict[str, DrafterRecipe],
+    target_name: str,
+    sequences: SequenceRecipe,
+    *,
+    device: str,
+    compiled: bool = True,
+) -> None:
+    """Train the drafters of one target; writes ``work/drafters/NAME`` and resumes."""
+    plans = {n: p for n, p in plans.items() if p.target == target_name}
+    done = work / "drafters" / f"{target_name}.json"
+    if done.exists():
+        return
+    done.parent.mkdir(parents=True, exist_ok=True)
+    # The same arithmetic on every device: states in bfloat16, as the target is stored.
+    target = load_target(work / "targets" / target_name, device).to(torch.bfloat16)
+    data = np.load(work / "sequences" / f"{target_name}.npz")
+    layers = needed_layers(list(plans.values()), target.config.num_hidden_layers)
+    held_out = observe(
+        target,
+        data["validation"][: sequences.kept_validation],
+        data["validation_prefix"][: sequences.kept_validation],
+        layers,
+    )
+    world = observe(
+        target, data["train"][: sequences.used], data["train_prefix"][: sequences.used], layers
+    )
+    log.info("states of %d sequences are ready", len(world.tokens))
+    report: dict[str, Any] = {}
+    for shape in sorted({(p.n_layers, len(p.layer_ids)) for p in plans.values()}):
+        same = {n: p for n, p in plans.items() if (p.n_layers, len(p.layer_ids)) == shape}
+        label = f"{target_name}-{shape[0]}x{shape[1]}"
+        group = Group(same, world, work / "drafters" / f"{label}.partial.pt", compiled=compiled)
+        group.train()
+        for name, drafter in group.drafters.items():
+            write(work / "drafters" / name, drafter, group, name)
+            report[name] = evaluate(drafter, held_out, same[name])
+            log.info("%s: %s", name, json.dumps(report[name]))
+    done.write_text(json.dumps(report, indent=1))
+
+
+def evaluate(drafter: Drafter, held_out: World, plan: DrafterRecipe) -> dict[str, Any]:
+    """Held-out metrics under the drafter's own reading and under the serving rule."""
+    serving = DrafterRecipe(
+        target=plan.target,
+        layer_ids=plan.layer_ids,
+        n_layers=plan.n_layers,
+        batch=plan.batch,
+        n_anchors=plan.n_anchors,
+    )
+    out = {
+        "own_reading": held_out_metrics(drafter, held_out, plan),
+        "serving_rule": held_out_metrics(drafter, held_out, serving),
+    }
+    if plan.hidden_noise:
+        batch = draw(held_out, plan, recipe.SEED)
+        noisy = view(held_out, batch, plan, recipe.SEED).labels
+        clean = view(held_out, batch, serving, recipe.SEED).labels
+        out["labels_changed_by_noise"] = round((noisy != clean).float().mean().item(), 4)
+    return out
+
+
+def write(folder: Path, drafter: Drafter, group: Group, name: str) -> None:
+    """Weights, optimizer state, training log and arguments, as this trainer leaves them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {n: t.detach().cpu() for n, t in drafter.state_dict().items()}
+    optimizer = group.optimizers[name].state_dict()
+    torch.save(
+        {"model": state, "optimizer": optimizer, "step": group.plans[name].steps},
+        folder / "training.pt",
+    )
+    lines = [json.dumps(entry) for entry in group.logs[name]]
+    (folder / "training_log.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "recipe.json").write_text(json.dumps(asdict(group.plans[name]), indent=1))
