@@ -102,10 +102,10 @@ class Convention:
         if not self.layer_ids:
             raise BadInput("layer_ids is empty", "at least one tapped layer")
         for spec in dataclasses.fields(self):
-            allowed = spec.metadata.get("allowed")
+            allowed: tuple[str, ...] = spec.metadata.get("allowed", ())
             value = getattr(self, spec.name)
-            for one in (value if isinstance(value, tuple) else (value,)) if allowed else ():
-                if one not in allowed:
+            for one in value if isinstance(value, tuple) else (value,):
+                if allowed and one not in allowed:
                     raise BadInput(f"{spec.name}={one}", f"one of {', '.join(allowed)}")
 
     @property

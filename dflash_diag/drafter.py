@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -205,6 +206,11 @@ class Drafter(nn.Module):
         )
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps, one_plus=one_plus)
 
+    @property
+    def stack(self) -> list[DrafterLayer]:
+        """The layers, first to last."""
+        return cast("list[DrafterLayer]", list(self.layers))
+
     def features(self, states: Tensor) -> Tensor:
         """Context features [..., T, H] of tapped states [..., T, K, H] (or [..., T, K*H])."""
         width = self.fc.in_features // self.shape.n_taps
@@ -250,7 +256,7 @@ class Drafter(nn.Module):
         context_table = self.rotary.table(context_positions)
         noise_table = self.rotary.table(noise_positions)
         hidden = noise
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.stack):
             x = layer.input_layernorm(hidden)
             q = layer.self_attn.queries(x, noise_table)
             k_context, v_context = layer.self_attn.keys_values(features, context_table)
@@ -264,7 +270,7 @@ class Drafter(nn.Module):
     def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [T, g, d] of every layer for features [T, H] at ``positions`` [T]."""
         table = self.rotary.table(positions)
-        return [layer.self_attn.keys_values(features, table) for layer in self.layers]
+        return [layer.self_attn.keys_values(features, table) for layer in self.stack]
 
     def blocks(
         self,
@@ -300,7 +306,7 @@ class Drafter(nn.Module):
         table = self.rotary.table(positions)
         hidden = noise
         for layer, (k, v), rows, inside in zip(
-            self.layers, context, context_masks, block_masks, strict=True
+            self.stack, context, context_masks, block_masks, strict=True
         ):
             x = layer.input_layernorm(hidden)
             q = layer.self_attn.queries(x, table)

@@ -385,7 +385,11 @@ def _prompts(result: Result, ax: Axes) -> None:
     ax.set_ylim(len(shown) - 0.4, -1.6)
     for i, (role, name) in enumerate(_names(frame)):
         look, at = _look(role), 0.01 + 0.42 * i
-        place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center"}
+        place: dict[str, Any] = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "va": "center",
+        }
         ax.plot(at, 0.985, look.marker, color=look.colour, markersize=5.5, transform=ax.transAxes)
         ax.annotate(name, (at, 0.985), xytext=(8, 0), color=look.colour, fontsize=9.5,
                     fontweight="bold", **place)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -31,3 +32,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+ZOO = Path(__file__).parents[1] / "data" / "zoo"
+
+
+@pytest.fixture(scope="session")
+def hybrid_capture(tmp_path_factory):
+    """The report's 24 prompts on the example's hybrid target, with every layer."""
+    return _captured(tmp_path_factory, "hybrid")
+
+
+@pytest.fixture(scope="session")
+def full_capture(tmp_path_factory):
+    """The same prompts on the full-attention target."""
+    return _captured(tmp_path_factory, "full")
+
+
+def _captured(tmp_path_factory, name):
+    from dflash_diag.capture import make_capture
+    from dflash_diag.example import EXAMPLE
+
+    return make_capture(
+        str(ZOO / name / "target"),
+        EXAMPLE.read_prompts(),
+        tmp_path_factory.mktemp(name) / "capture",
+        max_new_tokens=EXAMPLE.max_new_tokens,
+        layers="all",
+        silent=True,
+    )

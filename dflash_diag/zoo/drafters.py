@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -89,11 +89,13 @@ class World:
     @property
     def embedding(self) -> Tensor:
         """[V, H], also the head: the example's targets tie them."""
-        return self.target.get_input_embeddings().weight.detach()
+        weight = cast("Tensor", self.target.get_input_embeddings().weight)
+        return weight.detach()
 
     def target_logits(self, last: Tensor) -> Tensor:
         """Logits [..., V] of raw last-layer states [..., H]."""
-        return self.target.model.norm(last) @ self.embedding.T
+        normed: Tensor = self.target.model.norm(last)
+        return normed @ self.embedding.T
 
     @torch.no_grad()
     def states(self, rows: Tensor) -> Tensor:
@@ -499,7 +501,8 @@ def build(
         return
     done.parent.mkdir(parents=True, exist_ok=True)
     # The same arithmetic on every device: states in bfloat16, as the target is stored.
-    target = load_target(work / "targets" / target_name, device).to(torch.bfloat16)
+    target = load_target(work / "targets" / target_name, device)
+    torch.nn.Module.to(target, torch.bfloat16)
     data = np.load(work / "sequences" / f"{target_name}.npz")
     layers = needed_layers(list(plans.values()), target.config.num_hidden_layers)
     held_out = observe(
@@ -534,7 +537,7 @@ def evaluate(drafter: Drafter, held_out: World, plan: DrafterRecipe) -> dict[str
         batch=plan.batch,
         n_anchors=plan.n_anchors,
     )
-    out = {
+    out: dict[str, Any] = {
         "own_reading": held_out_metrics(drafter, held_out, plan),
         "serving_rule": held_out_metrics(drafter, held_out, serving),
     }

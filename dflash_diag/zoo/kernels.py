@@ -11,6 +11,7 @@ Shapes: N sequences, T tokens, h key heads, g value heads, d head width, C chunk
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,7 +123,8 @@ def causal_convolution(
     padded = F.pad(hidden_states, (kernel - 1, 0))
     length = hidden_states.shape[-1]
     weight = weight.to(hidden_states.dtype)
-    out = sum(padded[..., i : i + length] * weight[:, i : i + 1] for i in range(kernel))
+    shifted = [padded[..., i : i + length] * weight[:, i : i + 1] for i in range(kernel)]
+    out = functools.reduce(torch.add, shifted)
     out = out if bias is None else out + bias[:, None]
     return F.silu(out) if activation == "silu" else out
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dflash_diag.zoo import recipe
@@ -48,13 +49,15 @@ def build(work: Path, name: str, plan: SequenceRecipe, *, device: str) -> None:
         order = np.random.default_rng(recipe.SEED).permutation(size * len(tokens))[:count]
         parts[split] = np.concatenate(tokens)[order]
         parts[f"{split}_prefix"] = np.concatenate(prefixes)[order]
-    np.savez(final, **parts)
+    np.savez(final, allow_pickle=False, **parts)
 
 
 def load_target(folder: Path, device: str) -> PreTrainedModel:
     """The trained target, as it will be served: bfloat16 on a GPU, float32 on a CPU."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    nn.Module.to(model, torch.device(device))
+    return model.eval()
 
 
 def line_starts(
@@ -73,15 +76,17 @@ def line_starts(
 def write(model: PreTrainedModel, prompt: Tensor, plan: SequenceRecipe, *, sampled: bool) -> Tensor:
     """Continue prompts [N, P] to [N, length]; text may run past an end-of-text token."""
     model.generation_config.eos_token_id = None
-    options = (
+    options: dict[str, Any] = (
         {"do_sample": True, "temperature": plan.temperature, "top_k": 0, "top_p": 1.0}
         if sampled
         else {"do_sample": False}
     )
-    return model.generate(
+    generate: Any = model.generate
+    made: Tensor = generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=plan.length - prompt.shape[1],
         pad_token_id=0,
         **options,
     )
+    return made

@@ -42,7 +42,8 @@ def build(
         return
     torch.manual_seed(recipe.SEED)
     torch.backends.cuda.matmul.allow_tf32 = True
-    model = new_model(plan).to(device)
+    model = new_model(plan)
+    nn.Module.to(model, torch.device(device))
     if compiled and device == "cuda":
         for layer in model.model.layers:
             layer.compile()
@@ -51,8 +52,10 @@ def build(
     )
     with training_kernels():
         run.fit(seconds)
-    model.to(torch.bfloat16).save_pretrained(final)
-    saved = AutoModelForCausalLM.from_pretrained(final, dtype=torch.bfloat16).to(device)
+    nn.Module.to(model, torch.bfloat16)
+    model.save_pretrained(final)
+    saved = AutoModelForCausalLM.from_pretrained(final, dtype=torch.bfloat16)
+    nn.Module.to(saved, torch.device(device))
     loss = validation_loss(saved, np.load(work / "validation.npy"), plan.context, device)
     facts = {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -1,0 +1,108 @@
+"""Acceptance against z-lab's own decoding loop (PyPI ``dflash``), and where that loop is valid."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from dflash import model as zlab
+from transformers import AutoModelForCausalLM
+
+from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_convention
+from dflash_diag.decoding import check_lossless, expect, expect_as_captured
+from dflash_diag.example import EXAMPLE
+from dflash_diag.metrics import per_prompt
+from dflash_diag.prompts import read_prompts
+from dflash_diag.scoring import proposer, score
+from dflash_diag.targets import load_target
+from tests.conftest import ZOO
+
+GENERATED = EXAMPLE.max_new_tokens
+
+
+@pytest.fixture(autouse=True)
+def no_cuda_timer(monkeypatch):
+    """Its timer waits for a GPU."""
+    monkeypatch.setattr(zlab, "_cuda_time", time.perf_counter)
+
+
+def load_pair(target, drafter):
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    theirs = zlab.DFlashDraftModel.from_pretrained(drafter, dtype=torch.float32).eval()
+    return model, theirs
+
+
+def generate(pair, ids, block_size):
+    target, drafter = pair
+    return zlab.dflash_generate(
+        drafter,
+        target,
+        torch.tensor([ids]),
+        GENERATED,
+        [target.config.eos_token_id],
+        block_size=block_size,
+        return_stats=True,
+    )
+
+
+def our_rounds(capture, checkpoint, settings):
+    convention = resolve_convention(checkpoint, settings=settings)
+    drafter = load_drafter(checkpoint, convention, dtype=torch.float32)
+    scores = score(capture, drafter, silent=True)
+    return {row["id"]: row["rounds"] for row in per_prompt(scores)}
+
+
+@pytest.mark.parametrize("block_size", [8, 5])
+def test_rounds_are_those_of_its_loop(full_capture, block_size):
+    """On full attention its loop is right; every complete block must be accepted alike."""
+    folder = ZOO / "full" / "drafter"
+    pair = load_pair(ZOO / "full" / "target", folder)
+    ours = our_rounds(full_capture, read_checkpoint(folder), [f"block_size={block_size}"])
+    assert len(ours) >= 20
+    lengths = set()
+    for i, prompt in enumerate(full_capture.prompts):
+        if prompt.id not in ours:
+            continue
+        ids = full_capture.tokens(i)[: prompt.n_prompt_tokens].tolist()
+        theirs = generate(pair, ids, block_size)
+        rounds = ours[prompt.id]
+        assert rounds == theirs.acceptance_lengths[: len(rounds)], prompt.id
+        made = theirs.output_ids[0, len(ids) :].tolist()
+        assert made == full_capture.continuation(i).tolist(), prompt.id
+        lengths |= set(rounds)
+    assert len(lengths) >= 5
+
+
+def test_its_loop_is_not_lossless_on_the_hybrid_target(hybrid_capture):
+    """Rejected drafts stay in the recurrent state: its output is not the target's."""
+    pair = load_pair(ZOO / "hybrid" / "target", ZOO / "hybrid" / "drafters" / "reference")
+    same = []
+    for i, prompt in enumerate(hybrid_capture.prompts[:6]):
+        ids = hybrid_capture.tokens(i)[: prompt.n_prompt_tokens].tolist()
+        made = generate(pair, ids, 8).output_ids[0, len(ids) :].tolist()
+        same.append(made == hybrid_capture.continuation(i).tolist())
+    assert not all(same)
+
+
+def test_ours_is_lossless_on_every_prompt_of_the_hybrid_target(hybrid_capture):
+    target = load_target(str(ZOO / "hybrid" / "target"), dtype="float32", device="cpu")
+    checkpoint = read_checkpoint(ZOO / "hybrid" / "drafters" / "reference")
+    drafter = load_drafter(checkpoint, resolve_convention(checkpoint), dtype=torch.float32)
+    used = {prompt.id for prompt in hybrid_capture.prompts}
+    prompts = ZOO.parent / "prompts"
+    others = [
+        one
+        for name in ("coding.jsonl", "general.jsonl")
+        for one in read_prompts(prompts / name)
+        if one.id not in used
+    ]
+    known = expect_as_captured(target, hybrid_capture)
+    known += expect(target, [(one.id, target.encode(one)) for one in others], GENERATED)
+    found = check_lossless(target, proposer(hybrid_capture, drafter), known, GENERATED)
+    assert found.checked == 50
+    assert (found.ok, found.exact, found.mismatches) == (50, 50, [])
+    walked = {
+        row["id"]: row["rounds"] for row in per_prompt(score(hybrid_capture, drafter, silent=True))
+    }
+    assert {name: found.rounds[name] for name in walked} == walked
