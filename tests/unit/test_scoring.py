@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ from dflash_diag.prompts import Prompt
 from dflash_diag.proposals import Argmax, make_proposal
 from dflash_diag.scoring import Scores, proposer, score
 from tests import slow_scoring
-from tests.tiny_world import write_target
+from tests.tiny_world import write_drafter, write_target
 
 SHAPE = DrafterShape(
     hidden_size=32, n_taps=2, n_layers=2, n_heads=4, n_kv_heads=2, head_width=8, mlp_size=48
@@ -196,3 +199,34 @@ def test_softcap_and_scale_shape_the_distribution():
 def test_steps_that_are_not_known_are_refused(change, message):
     with pytest.raises(BadInput, match=message):
         make_proposal(dataclasses.replace(READING, **change), torch.zeros(2, 2))
+
+
+WITHOUT_A_NETWORK = """
+import socket, sys
+class Refusing(socket.socket):
+    def __init__(self, *args, **kwargs):
+        raise OSError("no network")
+socket.socket = Refusing
+from dflash_diag import Capture, load_drafter, read_checkpoint, resolve_convention, score
+checkpoint = read_checkpoint(sys.argv[2])
+drafter = load_drafter(checkpoint, resolve_convention(checkpoint))
+scores = score(Capture.load(sys.argv[1]), drafter, silent=True)
+print(len(scores.anchor), "transformers" in sys.modules)
+"""
+
+
+def test_scoring_needs_no_network_and_no_target(tmp_path):
+    target = write_target(tmp_path / "target")
+    prompts = [Prompt(id="one", prompt_ids=(5, 9, 200, 31))]
+    made = make_capture(
+        str(target), prompts, tmp_path / "capture", max_new_tokens=9, layers="all", silent=True
+    )
+    drafter = write_drafter(tmp_path / "drafter")
+    shutil.rmtree(target)
+    out = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_NETWORK, made.path, drafter],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.split() == ["5", "False"]
