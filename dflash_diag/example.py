@@ -26,7 +26,7 @@ class Example:
         ("prompts/general.jsonl", 14),
     )
     """Files, and how many prompts are taken from the start of each."""
-    max_new_tokens: int = 80
+    max_new_tokens: int = 64
     """G at which at most 30 % of the lines of the median completion are repeated."""
 
     def part(self, name: str) -> Path:

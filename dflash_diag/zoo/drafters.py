@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -30,11 +31,12 @@ from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.zoo import recipe
 from dflash_diag.zoo.recipe import DrafterRecipe, SequenceRecipe
 from dflash_diag.zoo.sequences import load_target
-from dflash_diag.zoo.targets import schedule
 
 log = logging.getLogger(__name__)
 
 LOG_EVERY = 50
+BASE = "healthy"
+"""The drafter from which others branch."""
 SAVE_EVERY_SECONDS = 90
 ROPE_THETA = 10_000.0
 
@@ -327,6 +329,13 @@ def training_metrics(logits: Tensor, labels: Tensor) -> dict[str, Any]:
     }
 
 
+def learning_rate(step: int, plan: DrafterRecipe) -> float:
+    """Share of the peak: linear warm-up, constant, and a cosine to 2 % over the last steps."""
+    warm = min(1.0, (step + 1 - plan.begins) / max(1, plan.warmup))
+    progress = max(0.0, (step - plan.steps + plan.decay) / max(1, plan.decay))
+    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
 class Optimizer:
     """Muon for the matrices, AdamW for the norms, one schedule for both.
 
@@ -354,7 +363,7 @@ class Optimizer:
     def step(self, step: int) -> float:
         """Clip, update, clear; returns the matrices' learning rate."""
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        factor = schedule(step, self.plan.steps, self.plan.warmup)
+        factor = learning_rate(step, self.plan)
         for name, part in self.parts.items():
             part.param_groups[0]["lr"] = self.peaks[name] * factor
             part.step()
@@ -404,7 +413,8 @@ class Group:
         total = max(p.steps for p in self.plans.values())
         begin = saved = time.monotonic()
         while self.step < total:
-            active = [n for n, p in self.plans.items() if self.step < p.steps]
+            active = [n for n, p in self.plans.items() if p.begins <= self.step < p.steps]
+            self.branch()
             self.train_step(active)
             self.step += 1
             if self.step % LOG_EVERY == 0 or self.step == total:
@@ -413,6 +423,12 @@ class Group:
             if time.monotonic() - saved > SAVE_EVERY_SECONDS or self.step == total:
                 self.save()
                 saved = time.monotonic()
+
+    def branch(self) -> None:
+        """Start the drafters that begin at this step as copies of the healthy one."""
+        for name, plan in self.plans.items():
+            if plan.begins and plan.begins == self.step:
+                self.drafters[name].load_state_dict(self.drafters[BASE].state_dict())
 
     def train_step(self, active: list[str]) -> None:
         """One batch for all active drafters."""
@@ -436,7 +452,11 @@ class Group:
             rate = self.optimizers[name].step(self.step)
             if not loss.isfinite():
                 raise FloatingPointError(f"{name}: the loss of step {self.step + 1} is not finite")
-            if (self.step + 1) % LOG_EVERY == 0 or self.step + 1 == plan.steps or self.step == 0:
+            if (
+                (self.step + 1) % LOG_EVERY == 0
+                or self.step + 1 == plan.steps
+                or self.step == plan.begins
+            ):
                 entry = {"step": self.step + 1, "loss": round(loss.item(), 4)}
                 metrics = training_metrics(logits.detach(), seen.labels)
                 self.logs[name].append({**entry, **metrics, "lr": float(f"{rate:.3g}")})
@@ -516,7 +536,7 @@ def build(
     )
     log.info("states of %d sequences are ready", len(world.tokens))
     report: dict[str, Any] = {}
-    for shape in sorted({(p.n_layers, len(p.layer_ids)) for p in plans.values()}):
+    for shape in sorted({(p.n_layers, len(p.layer_ids)) for p in plans.values()}, reverse=True):
         same = {n: p for n, p in plans.items() if (p.n_layers, len(p.layer_ids)) == shape}
         label = f"{target_name}-{shape[0]}x{shape[1]}"
         group = Group(same, world, work / "drafters" / f"{label}.partial.pt", compiled=compiled)

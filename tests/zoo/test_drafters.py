@@ -13,8 +13,9 @@ from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_conve
 from dflash_diag.metrics import measure, score_json
 from dflash_diag.scoring import Scores, score
 from tests import slow_scoring
-from tests.conftest import ZOO
+from tests.conftest import ZOO, needs_example
 
+pytestmark = needs_example
 DRAFTERS = sorted(p.name for p in (ZOO / "hybrid" / "drafters").glob("*"))
 SLOW_PROMPTS = 3
 ROWS = ("prompt", "anchor", "labels", "proposed", "rank", "label_logprob")

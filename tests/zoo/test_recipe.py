@@ -12,7 +12,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as transformers_code
 
 from dflash_diag import storage
 from dflash_diag.zoo import corpus, drafters, export, kernels, recipe, sequences, targets
-from tests.conftest import ZOO
+from tests.conftest import ZOO, needs_example
 
 
 def unwrapped(function):
@@ -67,6 +67,7 @@ def test_leading_licence_comments_go():
     assert corpus.strip_header("# Copyright\n# MIT\n\nimport os\n# kept\n") == "import os\n# kept\n"
 
 
+@needs_example
 @pytest.mark.parametrize("name", recipe.DRAFTERS)
 def test_what_each_trainer_sees_differs_as_its_fault_says(name, world):
     plan = dataclasses.replace(recipe.DRAFTERS[name], batch=2, n_anchors=5)
@@ -106,6 +107,7 @@ def world():
     return drafters.observe(target, tokens, prefix, layers)
 
 
+@needs_example
 def test_the_whole_recipe_at_a_tiny_size(tmp_path, monkeypatch):
     """Targets, sequences, drafters, export; a stage that is cut off goes on where it was."""
     plan = recipe.tiny()
