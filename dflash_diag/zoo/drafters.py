@@ -293,7 +293,8 @@ def loss_and_logits(
     Cross-entropy weighted by slot, mixed with KL to the target where the trainer does so.
     """
     n, n_anchors, d = seen.labels.shape
-    # cuDNN's attention is left out: under a mask its backward pass has returned NaN on a GPU.
+    # cuDNN's attention is left out: a run on a GPU in which it could be chosen ended in NaN. That
+    # it was the cause is not proven.
     with (
         torch.autocast(noise.device.type, dtype=torch.bfloat16),
         sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]),
@@ -339,7 +340,7 @@ def learning_rate(step: int, plan: DrafterRecipe) -> float:
 class Optimizer:
     """Muon for the matrices, AdamW for the norms, one schedule for both.
 
-    Muon reaches in a few hundred steps what AdamW alone needs thousands for, at this size.
+    After 250 steps on the full-attention target it predicted 30 % of first slots, AdamW alone 14 %.
     """
 
     def __init__(self, drafter: Drafter, plan: DrafterRecipe) -> None:

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dflash_diag.zoo import recipe
-from dflash_diag.zoo.kernels import training_kernels
 from dflash_diag.zoo.recipe import TargetRecipe
 
 log = logging.getLogger(__name__)
@@ -50,8 +49,7 @@ def build(
     run = Training(
         model, plan, np.load(work / "train.npy"), device, checkpoint=work / f"{name}.partial.pt"
     )
-    with training_kernels():
-        run.fit(seconds)
+    run.fit(seconds)
     nn.Module.to(model, torch.bfloat16)
     model.save_pretrained(final)
     saved = AutoModelForCausalLM.from_pretrained(final, dtype=torch.bfloat16)

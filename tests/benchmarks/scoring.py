@@ -4,7 +4,7 @@ The peer is z-lab's own model (PyPI ``dflash``), one call a block over the whole
 evaluation script would call it. It is timed twice: with nothing but an argmax behind it, and with
 everything that `dflash_diag.scoring.score` keeps (rank and log-probability of the label, top 64).
 All run in one process after another on the same capture, weights and threads; accepted lengths must
-be equal. Peak memory is each process's own, less what it held before its first block.
+be equal. Peak memory is each process's resident size, sampled while it scores.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import multiprocessing
 import resource
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -78,24 +79,34 @@ WAYS = {
 }
 
 
-def peak():
-    """Peak memory of this process in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+class Resident(threading.Thread):
+    """Samples this process's resident memory in MiB, every 5 ms, until stopped."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.most, self.done = 0.0, threading.Event()
+
+    def run(self):
+        while not self.done.wait(0.005):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.most = max(self.most, pages * resource.getpagesize() / 2**20)
 
 
 def measure(way, capture, folder, threads, repeats, answer):
-    """Seconds (median), MiB above the start, accepted lengths."""
+    """Seconds (median), peak MiB, accepted lengths."""
     torch.set_num_threads(threads)
     loaded = Capture.load(capture, verify=False)
     run = WAYS[way](loaded, folder)
     _ = loaded.head, loaded.embedding
-    before = peak()
+    memory = Resident()
+    memory.start()
     taken, accepted = [], []
     for _ in range(repeats + 1):  # the first warms up
         started = time.perf_counter()
         accepted = run()
         taken.append(time.perf_counter() - started)
-    answer.put((statistics.median(taken[1:]), peak() - before, accepted))
+    memory.done.set()
+    answer.put((statistics.median(taken[1:]), memory.most, accepted))
 
 
 def main() -> None:
@@ -131,7 +142,7 @@ def main() -> None:
         rate = len(lengths) / seconds
         print(
             f"{way:40s} {seconds:7.2f} s {rate:8.0f} blocks/s {seconds / ours:5.1f}x "
-            f"peak +{memory:5.0f} MiB  accepted lengths {same}"
+            f"peak {memory:5.0f} MiB  accepted lengths {same}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The recipe: its kernels, its masks of faults, and the whole procedure at a tiny size."""
+"""The recipe: its corpus, what each trainer sees, and the whole procedure at a tiny size."""
 
 from __future__ import annotations
 
@@ -8,51 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers.models.qwen3_5 import modeling_qwen3_5 as transformers_code
 
 from dflash_diag import storage
-from dflash_diag.zoo import corpus, drafters, export, kernels, recipe, sequences, targets
+from dflash_diag.zoo import corpus, drafters, export, recipe, sequences, targets
 from tests.conftest import ZOO, needs_example
-
-
-def unwrapped(function):
-    return getattr(function, "__wrapped__", function)
-
-
-@pytest.mark.parametrize("length", [5, 63, 64, 65, 200])
-def test_linear_attention_and_its_gradients_are_those_of_transformers(length):
-    generator = torch.Generator().manual_seed(length)
-
-    def draw(*shape):
-        return torch.randn(2, length, *shape, generator=generator)
-
-    inputs = [draw(4, 32), draw(4, 32), draw(8, 32), -3 * draw(8).abs(), draw(8).sigmoid()]
-    inputs = [x.requires_grad_() for x in inputs]
-    outward = draw(8, 32)
-    results = []
-    reference = unwrapped(transformers_code.torch_chunk_gated_delta_rule)
-    for function in (reference, kernels.gated_delta_rule):
-        out, _ = function(*inputs[:3], g=inputs[3], beta=inputs[4], use_qk_l2norm_in_kernel=True)
-        results.append([out, *torch.autograd.grad((out * outward).sum(), inputs)])
-    for theirs, ours in zip(*results, strict=True):
-        assert (ours - theirs).norm() < 1e-5 * theirs.norm()
-
-
-def test_convolution_is_that_of_transformers():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 12, 50, generator=generator)
-    weight = torch.randn(12, 4, generator=generator)
-    reference = unwrapped(transformers_code.causal_conv1d_fn)
-    theirs = reference(x, weight, None, activation="silu")
-    ours = kernels.causal_convolution(x, weight, None, activation="silu")
-    torch.testing.assert_close(ours, theirs)
-
-
-def test_kernels_are_put_back():
-    before = transformers_code.torch_chunk_gated_delta_rule
-    with kernels.training_kernels():
-        assert transformers_code.torch_chunk_gated_delta_rule is kernels.gated_delta_rule
-    assert transformers_code.torch_chunk_gated_delta_rule is before
 
 
 def test_text_shared_with_a_prompt_is_noticed():
