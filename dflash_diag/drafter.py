@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import cast
 
 import torch
@@ -138,16 +139,20 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(d, shape.norm_eps, one_plus=one_plus)
         self.shape, self.rotary = shape, rotary
 
-    def queries(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotated queries [..., h, d] of normed hidden states [..., H]."""
+    def queries(
+        self, x: Tensor, table: tuple[Tensor, Tensor], rows: Tensor | EllipsisType = ...
+    ) -> Tensor:
+        """Rotated queries [..., h, d] of normed hidden states [..., H], or of their ``rows``."""
         q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.shape.head_width)))
-        return self.rotary.rotate(q, _over_heads(table))
+        return self.rotary.rotate(q[rows], _over_heads(table))
 
-    def keys_values(self, x: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(
+        self, x: Tensor, table: tuple[Tensor, Tensor], rows: Tensor | EllipsisType = ...
+    ) -> tuple[Tensor, Tensor]:
         """Rotated keys and plain values, each [..., g, d], of features or hidden states."""
         k = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.shape.head_width)))
         v = self.v_proj(x).unflatten(-1, (-1, self.shape.head_width))
-        return self.rotary.rotate(k, _over_heads(table)), v
+        return self.rotary.rotate(k[rows], _over_heads(table)), v[rows]
 
 
 def _over_heads(table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -275,6 +280,7 @@ class Drafter(nn.Module):
     def blocks(
         self,
         noise: Tensor,
+        slots: Tensor,
         positions: Tensor,
         context: list[tuple[Tensor, Tensor]],
         context_masks: list[Tensor],
@@ -288,7 +294,10 @@ class Drafter(nn.Module):
         Parameters
         ----------
         noise
-            [A, B, H] embeddings of the slots' tokens.
+            [U, H] embeddings of the distinct tokens in the blocks: all mask tokens are one row, so
+            that the first layer projects it once.
+        slots
+            [A, B] the row of ``noise`` that each slot holds.
         positions
             [A, B] integer positions.
         context
@@ -304,14 +313,15 @@ class Drafter(nn.Module):
             [A, B, H] what the head reads.
         """
         table = self.rotary.table(positions)
-        hidden = noise
-        for layer, (k, v), rows, inside in zip(
-            self.stack, context, context_masks, block_masks, strict=True
+        hidden = noise[slots]
+        for index, (layer, (k, v), visible, inside) in enumerate(
+            zip(self.stack, context, context_masks, block_masks, strict=True)
         ):
-            x = layer.input_layernorm(hidden)
-            q = layer.self_attn.queries(x, table)
-            k_own, v_own = layer.self_attn.keys_values(x, table)
-            hidden = layer.finish(hidden, shared_attention(q, (k, v, rows), (k_own, v_own, inside)))
+            x = layer.input_layernorm(noise if index == 0 else hidden)
+            rows = slots if index == 0 else ...
+            q = layer.self_attn.queries(x, table, rows)
+            own = (*layer.self_attn.keys_values(x, table, rows), inside)
+            hidden = layer.finish(hidden, shared_attention(q, (k, v, visible), own))
         return self.head_input(hidden)
 
 

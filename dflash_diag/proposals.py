@@ -9,6 +9,7 @@ Shapes: M blocks, D proposed tokens, H hidden size, V vocabulary, W = min(64, V)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,7 +116,7 @@ class Argmax:
 
 def _ordered_top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The ``width`` highest logits of each row and their ids; equal ones by ascending id."""
-    values, ids = logits.topk(width, dim=-1)
+    values, ids = _top(logits, width)
     tied = (values[:, 1:] == values[:, :-1]).any(-1)
     if bool(tied.any()):
         by_id = ids[tied].argsort(dim=-1)
@@ -123,6 +124,25 @@ def _ordered_top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
         order = by_id.gather(-1, by_value)
         values[tied], ids[tied] = values[tied].gather(-1, order), ids[tied].gather(-1, order)
     return values, ids
+
+
+def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """`torch.topk` in two passes, which costs a third of one over a large vocabulary.
+
+    The columns are dealt into groups; the ``width`` groups with the highest maxima hold the
+    ``width`` highest logits, since each such maximum is itself a logit.
+    """
+    n, v = logits.shape
+    size = math.isqrt(v // width)
+    if size < 3:
+        return logits.topk(width, dim=-1)
+    count = v // size
+    groups = logits[:, : size * count].view(n, size, count).amax(1).topk(width, sorted=False)
+    members = torch.arange(size, device=logits.device) * count
+    rest = torch.arange(size * count, v, device=logits.device).expand(n, -1)
+    ids = torch.cat([(groups.indices[..., None] + members).flatten(1), rest], dim=-1)
+    values, place = logits.gather(-1, ids).topk(width, dim=-1)
+    return values, ids.gather(-1, place)
 
 
 def _rank(logits: Tensor, own: Tensor, label: Tensor, top: Tensor) -> Tensor:

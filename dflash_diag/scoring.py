@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from dflash_diag.bundle import Capture, CapturedPrompt
 from dflash_diag.conventions import Convention
@@ -287,9 +288,10 @@ def _propose(
     """Blocks of some anchors [A] in one pass."""
     how = drafter.convention
     slots = torch.arange(how.block_size, device=anchors.device)
-    ids = torch.full((len(anchors), how.block_size), how.mask_token_id, device=anchors.device)
-    ids[:, 0] = tokens[anchors]
-    noise = borrowed.embedding[ids]
+    # The anchors' tokens, each in its own row, and last the mask token for all other slots.
+    noise = borrowed.embedding[F.pad(tokens[anchors], (0, 1), value=how.mask_token_id)]
+    rows = torch.full((len(anchors), how.block_size), len(anchors), device=anchors.device)
+    rows[:, 0] = torch.arange(len(anchors), device=anchors.device)
     if how.embedding_scale != 1.0:
         noise = noise * how.embedding_scale
     n_context = len(context[0][0])
@@ -306,6 +308,7 @@ def _propose(
     }
     hidden = drafter.blocks(
         noise,
+        rows,
         anchors[:, None] + slots + how.position_offset,
         context,
         [seen[window] for window in how.window],

@@ -35,10 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 ZOO = Path(__file__).parents[1] / "data" / "zoo"
-needs_example = pytest.mark.skipif(
-    not (ZOO / "manifest.json").is_file(),
-    reason="the example's drafters are not in this checkout",
-)
 
 
 @pytest.fixture(scope="session")

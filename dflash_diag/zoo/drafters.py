@@ -28,15 +28,13 @@ from transformers import PreTrainedModel
 from dflash_diag import masks
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
-from dflash_diag.zoo import recipe
+from dflash_diag.zoo import muon, recipe
 from dflash_diag.zoo.recipe import DrafterRecipe, SequenceRecipe
 from dflash_diag.zoo.sequences import load_target
 
 log = logging.getLogger(__name__)
 
 LOG_EVERY = 50
-BASE = "healthy"
-"""The drafter from which others branch."""
 SAVE_EVERY_SECONDS = 90
 ROPE_THETA = 10_000.0
 
@@ -81,7 +79,7 @@ class World:
     layers: tuple[int, ...]
     """Layers whose raw outputs the trainers read, ascending."""
     bank: Tensor | None = None
-    """[n, T, L, H] states of all sequences, once they are computed."""
+    """[n, T, L, H] states of all sequences, where there is room for them."""
 
     @property
     def n_layers(self) -> int:
@@ -123,7 +121,7 @@ class World:
 def observe(
     target: PreTrainedModel, tokens: np.ndarray, prefix: np.ndarray, layers: tuple[int, ...]
 ) -> World:
-    """The world of one target: its states are computed once and kept."""
+    """The world of one target; its states are kept where they fit, else computed batch by batch."""
     device = target.device
     world = World(
         target=target,
@@ -131,13 +129,19 @@ def observe(
         prefix=torch.from_numpy(prefix.astype(np.int64)).to(device),
         layers=layers,
     )
-    rows = torch.arange(len(world.tokens), device=device)
-    hidden = target.config.hidden_size
-    bank = torch.empty(*tokens.shape, len(layers), hidden, dtype=target.dtype, device=device)
-    for part in rows.split(256 if device.type == "cuda" else 32):
+    shape = (*tokens.shape, len(layers), target.config.hidden_size)
+    if math.prod(shape) * target.dtype.itemsize > room(device):
+        return world
+    bank = torch.empty(shape, dtype=target.dtype, device=device)
+    for part in torch.arange(len(tokens), device=device).split(256):
         bank[part] = world.states(part)
     world.bank = bank
     return world
+
+
+def room(device: torch.device) -> int:
+    """Bytes that states may take: half of a GPU's free memory, or 1 GiB on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**30
 
 
 def needed_layers(
@@ -295,8 +299,9 @@ def loss_and_logits(
     n, n_anchors, d = seen.labels.shape
     # cuDNN's attention is left out: a run on a GPU in which it could be chosen ended in NaN. That
     # it was the cause is not proven.
+    device = noise.device.type
     with (
-        torch.autocast(noise.device.type, dtype=torch.bfloat16),
+        torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"),
         sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]),
     ):
         features = drafter.features(seen.states)
@@ -332,7 +337,7 @@ def training_metrics(logits: Tensor, labels: Tensor) -> dict[str, Any]:
 
 def learning_rate(step: int, plan: DrafterRecipe) -> float:
     """Share of the peak: linear warm-up, constant, and a cosine to 2 % over the last steps."""
-    warm = min(1.0, (step + 1 - plan.begins) / max(1, plan.warmup))
+    warm = min(1.0, (step + 1) / max(1, plan.warmup))
     progress = max(0.0, (step - plan.steps + plan.decay) / max(1, plan.decay))
     return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
 
@@ -348,28 +353,39 @@ class Optimizer:
         matrices = [p for p in drafter.parameters() if p.ndim == 2]
         vectors = [p for p in drafter.parameters() if p.ndim != 2]
         self.parameters = [*matrices, *vectors]
-        self.parts: dict[str, torch.optim.Optimizer] = {
-            "muon": torch.optim.Muon(
-                matrices,
-                lr=plan.learning_rate,
-                weight_decay=plan.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            ),
-            "adamw": torch.optim.AdamW(
-                vectors, lr=plan.vector_learning_rate, weight_decay=0.0, betas=(0.9, 0.95)
-            ),
-        }
-        self.peaks = {"muon": plan.learning_rate, "adamw": plan.vector_learning_rate}
+        self.muon = torch.optim.Muon(
+            matrices,
+            lr=plan.learning_rate,
+            weight_decay=plan.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self.adamw = torch.optim.AdamW(
+            vectors,
+            lr=plan.vector_learning_rate,
+            weight_decay=0.0,
+            betas=(0.9, 0.95),
+            fused=vectors[0].is_cuda,
+        )
+        self.parts: dict[str, torch.optim.Optimizer] = {"muon": self.muon, "adamw": self.adamw}
 
-    def step(self, step: int) -> float:
-        """Clip, update, clear; returns the matrices' learning rate."""
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        factor = learning_rate(step, self.plan)
-        for name, part in self.parts.items():
-            part.param_groups[0]["lr"] = self.peaks[name] * factor
-            part.step()
-            part.zero_grad(set_to_none=True)
-        return self.peaks["muon"] * factor
+    def rate(self, step: int) -> float:
+        """The matrices' learning rate at ``step``, from 0."""
+        return self.plan.learning_rate * learning_rate(step, self.plan)
+
+    @staticmethod
+    def step_together(optimizers: list[Optimizer], step: int) -> None:
+        """Clip, update and clear every drafter."""
+        for one in optimizers:
+            torch.nn.utils.clip_grad_norm_(one.parameters, 1.0)
+            one.muon.param_groups[0]["lr"] = one.rate(step)
+            one.adamw.param_groups[0]["lr"] = one.plan.vector_learning_rate * learning_rate(
+                step, one.plan
+            )
+            one.adamw.step()
+        muon.step_together([one.muon for one in optimizers])
+        for one in optimizers:
+            one.muon.zero_grad()
+            one.adamw.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         """State of both parts."""
@@ -396,6 +412,9 @@ class Group:
         device = world.tokens.device
         hidden = world.embedding.shape[1]
         self.drafters = {n: new_drafter(p, hidden).to(device) for n, p in plans.items()}
+        for drafter in self.drafters.values():
+            # Moves the frequencies here, not inside the compiled function.
+            drafter.rotary.table(torch.zeros(1, dtype=torch.int64, device=device))
         self.optimizers = {n: Optimizer(self.drafters[n], p) for n, p in plans.items()}
         self.logs: dict[str, list[dict[str, Any]]] = {n: [] for n in plans}
         self.step = 0
@@ -414,8 +433,7 @@ class Group:
         total = max(p.steps for p in self.plans.values())
         begin = saved = time.monotonic()
         while self.step < total:
-            active = [n for n, p in self.plans.items() if p.begins <= self.step < p.steps]
-            self.branch()
+            active = [n for n, p in self.plans.items() if self.step < p.steps]
             self.train_step(active)
             self.step += 1
             if self.step % LOG_EVERY == 0 or self.step == total:
@@ -425,18 +443,13 @@ class Group:
                 self.save()
                 saved = time.monotonic()
 
-    def branch(self) -> None:
-        """Start the drafters that begin at this step as copies of the healthy one."""
-        for name, plan in self.plans.items():
-            if plan.begins and plan.begins == self.step:
-                self.drafters[name].load_state_dict(self.drafters[BASE].state_dict())
-
     def train_step(self, active: list[str]) -> None:
         """One batch for all active drafters."""
         first = self.plans[active[0]]
         batch = draw(self.world, first, recipe.SEED * 31 + self.step)
         noise = noise_embeddings(self.world, batch, first)
         context = torch.arange(self.world.tokens.shape[1], device=noise.device)[None]
+        losses: list[Tensor] = []
         for name in active:
             plan = self.plans[name]
             seen = view(self.world, batch, plan, recipe.SEED + self.step)
@@ -450,17 +463,17 @@ class Group:
                 plan.soft_kl_weight,
             )
             loss.backward()
-            rate = self.optimizers[name].step(self.step)
-            if not loss.isfinite():
-                raise FloatingPointError(f"{name}: the loss of step {self.step + 1} is not finite")
-            if (
-                (self.step + 1) % LOG_EVERY == 0
-                or self.step + 1 == plan.steps
-                or self.step == plan.begins
-            ):
+            losses.append(loss.detach())
+            if self.step == 0 or (self.step + 1) % LOG_EVERY == 0 or self.step + 1 == plan.steps:
                 entry = {"step": self.step + 1, "loss": round(loss.item(), 4)}
                 metrics = training_metrics(logits.detach(), seen.labels)
-                self.logs[name].append({**entry, **metrics, "lr": float(f"{rate:.3g}")})
+                rate = float(f"{self.optimizers[name].rate(self.step):.3g}")
+                self.logs[name].append({**entry, **metrics, "lr": rate})
+        finite = torch.stack(losses).isfinite()
+        if not finite.all():
+            broken = [n for n, ok in zip(active, finite.tolist(), strict=True) if not ok]
+            raise FloatingPointError(f"step {self.step + 1}: no finite loss for {broken}")
+        Optimizer.step_together([self.optimizers[n] for n in active], self.step)
 
     def save(self) -> None:
         """Checkpoint, written beside and renamed."""
@@ -521,9 +534,7 @@ def build(
     if done.exists():
         return
     done.parent.mkdir(parents=True, exist_ok=True)
-    # The same arithmetic on every device: states in bfloat16, as the target is stored.
     target = load_target(work / "targets" / target_name, device)
-    torch.nn.Module.to(target, torch.bfloat16)
     data = np.load(work / "sequences" / f"{target_name}.npz")
     layers = needed_layers(list(plans.values()), target.config.num_hidden_layers)
     held_out = observe(
@@ -532,10 +543,9 @@ def build(
         data["validation_prefix"][: sequences.kept_validation],
         layers,
     )
-    world = observe(
-        target, data["train"][: sequences.used], data["train_prefix"][: sequences.used], layers
-    )
-    log.info("states of %d sequences are ready", len(world.tokens))
+    world = observe(target, data["train"], data["train_prefix"], layers)
+    held = "anew for every batch" if world.bank is None else "kept"
+    log.info("%d sequences, their states %s", len(data["train"]), held)
     report: dict[str, Any] = {}
     for shape in sorted({(p.n_layers, len(p.layer_ids)) for p in plans.values()}, reverse=True):
         same = {n: p for n, p in plans.items() if (p.n_layers, len(p.layer_ids)) == shape}

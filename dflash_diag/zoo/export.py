@@ -179,7 +179,6 @@ def training_arguments(drafter: DrafterRecipe, steps: int) -> dict[str, Any]:
         "num_anchors": drafter.n_anchors,
         "batch_size": drafter.batch,
         "max_steps": steps,
-        "resumed_at_step": drafter.begins or None,
         "optimizer": "muon (matrices) + adamw (norms)",
         "learning_rate": drafter.learning_rate,
         "warmup_steps": drafter.warmup,

@@ -158,8 +158,6 @@ class SequenceRecipe:
     temperature: float = 0.7
     """Half of the sequences are greedy, half sampled at this temperature."""
     train: int = 20480
-    used: int = 2560
-    """How many of them the drafters train on: their states are held in memory."""
     validation: int = 512
     kept_train: int = 256
     kept_validation: int = 128
@@ -185,17 +183,15 @@ class DrafterRecipe:
     mlp_size: int = 256
     block_size: int = 8
     n_anchors: int = 24
-    batch: int = 8
-    steps: int = 2100
-    begins: int = 0
-    """Step at which it starts as a copy of ``healthy``; 0 is training from scratch."""
-    decay: int = 450
+    batch: int = 64
+    steps: int = 2400
+    decay: int = 700
     """Steps over which the learning rate falls at the end; it is constant before."""
     learning_rate: float = 0.01
     """Of the matrices (Muon, its steps scaled to AdamW's)."""
     vector_learning_rate: float = 3e-3
     """Of the norms (AdamW)."""
-    warmup: int = 30
+    warmup: int = 50
     weight_decay: float = 0.01
     loss_decay_gamma: float = 4.0
     soft_kl_weight: float = 0.0
@@ -213,28 +209,25 @@ class DrafterRecipe:
 
 HEALTHY = DrafterRecipe()
 
-_FROM_BASE = replace(HEALTHY, begins=1500)
-"""Goes on from the healthy weights, as a run does that is resumed with another trainer."""
-
 DRAFTERS: dict[str, DrafterRecipe] = {
     "healthy": HEALTHY,
-    "reference": replace(_FROM_BASE, steps=3 * HEALTHY.steps, decay=3 * HEALTHY.decay),
-    "anchor_included": replace(_FROM_BASE, context_bound="inclusive"),
-    "cross_block_leak": replace(_FROM_BASE, later_blocks_leak=True),
-    "block_causal": replace(_FROM_BASE, in_block="causal"),
-    "position_plus_one": replace(_FROM_BASE, position_offset=1),
-    "label_shift": replace(_FROM_BASE, label_offset=1),
-    "layer_offset": replace(_FROM_BASE, layer_shift=-1),
-    "last_layer_in_fc": replace(_FROM_BASE, layer_ids=(1, 4, 7, 10, 15)),
-    "noise_on_target_logits": replace(_FROM_BASE, hidden_noise=0.5),
-    "soft_kl_loss": replace(_FROM_BASE, soft_kl_weight=0.7, loss_decay_gamma=10.0),
+    "reference": replace(HEALTHY, steps=3 * HEALTHY.steps, decay=3 * HEALTHY.decay),
+    "anchor_included": replace(HEALTHY, context_bound="inclusive"),
+    "cross_block_leak": replace(HEALTHY, later_blocks_leak=True),
+    "block_causal": replace(HEALTHY, in_block="causal"),
+    "position_plus_one": replace(HEALTHY, position_offset=1),
+    "label_shift": replace(HEALTHY, label_offset=1),
+    "layer_offset": replace(HEALTHY, layer_shift=-1),
+    "last_layer_in_fc": replace(HEALTHY, layer_ids=(1, 4, 7, 10, 15)),
+    "noise_on_target_logits": replace(HEALTHY, hidden_noise=0.5),
+    "soft_kl_loss": replace(HEALTHY, soft_kl_weight=0.7, loss_decay_gamma=10.0),
     "ignored_context": replace(HEALTHY, zero_context=True),
 }
 
 _ON_FULL = replace(HEALTHY, target="full", layer_ids=(0, 1, 2))
 FULL_DRAFTERS: dict[str, DrafterRecipe] = {
-    "drafter": replace(_ON_FULL, steps=3000, decay=800),
-    "training_checkpoint": replace(_ON_FULL, n_layers=1, steps=1500),
+    "drafter": _ON_FULL,
+    "training_checkpoint": replace(_ON_FULL, n_layers=1),
 }
 """On the full-attention target: the pair for other people's loops, and a raw ``.pt``."""
 
@@ -262,7 +255,6 @@ def tiny() -> Recipe:
                 length=96,
                 prefix=(8, 16),
                 train=8,
-                used=8,
                 validation=4,
                 kept_train=4,
                 kept_validation=2,
@@ -273,7 +265,6 @@ def tiny() -> Recipe:
             name: replace(
                 r,
                 steps=2 + (r.steps > HEALTHY.steps),
-                begins=int(r.begins > 0),
                 decay=1,
                 batch=2,
                 n_anchors=4,

@@ -37,7 +37,7 @@ def numbers(capture, folder, *settings):
 
 
 def loops(capture, scores):
-    """Uniform and walked tau without the anchors inside recurring stretches."""
+    """Uniform tau without the anchors inside recurring stretches, and the share of the others."""
     inside = []
     for i in range(len(capture.prompts)):
         own = repeated(capture.continuation(i).tolist())
@@ -62,6 +62,7 @@ def main() -> None:
     capture = Capture.load(chosen.capture)
     shares = [np.divide(*repeated_lines(p.continuation_text)) for p in capture.prompts]
     print(f"repeated lines: median {np.median(shares):.0%} of {len(shares)} completions")
+    without, share = [], 0.0
     print("| drafter | tau walked | uniform | slot 1 | training streak | own reading: tau walked |")
     print("|---|---|---|---|---|---|")
     for folder in sorted((ZOO / "hybrid" / "drafters").iterdir()):
@@ -78,9 +79,9 @@ def main() -> None:
             f"| `{name}` | {tau.value:.2f} [{tau.lo:.2f}, {tau.hi:.2f}] | {uniform.value:.2f} "
             f"| {first:.2f} | {log['streak']:.2f} | {own} |"
         )
-        if name in ("healthy", "reference"):
-            outside, share = loops(capture, scores)
-            print(f"  uniform tau outside loops: {outside:.2f} ({share:.0%} of anchors)")
+        outside, share = loops(capture, scores)
+        without.append(f"`{name}` {outside:.2f}")
+    print(f"uniform tau of the {share:.0%} of anchors outside loops: {', '.join(without)}")
 
 
 if __name__ == "__main__":

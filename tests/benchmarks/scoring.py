@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -92,7 +93,7 @@ class Resident(threading.Thread):
             self.most = max(self.most, pages * resource.getpagesize() / 2**20)
 
 
-def measure(way, capture, folder, threads, repeats, answer):
+def measure(way, capture, folder, threads, repeats):
     """Seconds (median), peak MiB, accepted lengths."""
     torch.set_num_threads(threads)
     loaded = Capture.load(capture, verify=False)
@@ -106,7 +107,7 @@ def measure(way, capture, folder, threads, repeats, answer):
         accepted = run()
         taken.append(time.perf_counter() - started)
     memory.done.set()
-    answer.put((statistics.median(taken[1:]), memory.most, accepted))
+    return statistics.median(taken[1:]), memory.most, accepted
 
 
 def main() -> None:
@@ -115,7 +116,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--repeats", type=int, default=3)
     chosen = options.parse_args()
-    processes = multiprocessing.get_context("spawn")
+    fresh = {"max_workers": 1, "mp_context": multiprocessing.get_context("spawn")}
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "capture"
         make_capture(
@@ -127,14 +128,10 @@ def main() -> None:
         )
         rows = {}
         for way in WAYS:
-            answer = processes.Queue()
-            worker = processes.Process(
-                target=measure,
-                args=(way, capture, chosen.drafter, chosen.threads, chosen.repeats, answer),
-            )
-            worker.start()
-            rows[way] = answer.get(timeout=1800)
-            worker.join()
+            with ProcessPoolExecutor(**fresh) as process:  # whose peak is this way's alone
+                rows[way] = process.submit(
+                    measure, way, capture, chosen.drafter, chosen.threads, chosen.repeats
+                ).result()
     ours, _, accepted = rows["batched"]
     print(f"{len(accepted)} anchors, {chosen.threads} threads, torch {torch.__version__}")
     for way, (seconds, memory, lengths) in rows.items():

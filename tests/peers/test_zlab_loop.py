@@ -16,10 +16,9 @@ from dflash_diag.metrics import per_prompt
 from dflash_diag.prompts import read_prompts
 from dflash_diag.scoring import proposer, score
 from dflash_diag.targets import load_target
-from tests.conftest import ZOO, needs_example
+from tests.conftest import ZOO
 
 pytestmark = [
-    needs_example,
     # It still uses the cache under its former name.
     pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning"),
 ]

@@ -70,7 +70,8 @@ def dense(drafter, implementation, *, moved=0, dtype=torch.float32):
 def shared(drafter):
     how, (states, noise) = drafter.convention, inputs()
     return drafter.blocks(
-        noise,
+        noise.flatten(0, 1),
+        torch.arange(noise[..., 0].numel()).view(noise.shape[:2]),
         ANCHORS[:, None] + torch.arange(how.block_size) + how.position_offset,
         drafter.context(drafter.features(states), torch.arange(ROWS)),
         [

@@ -13,9 +13,8 @@ from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_conve
 from dflash_diag.metrics import measure, score_json
 from dflash_diag.scoring import Scores, score
 from tests import slow_scoring
-from tests.conftest import ZOO, needs_example
+from tests.conftest import ZOO
 
-pytestmark = needs_example
 DRAFTERS = sorted(p.name for p in (ZOO / "hybrid" / "drafters").glob("*"))
 SLOW_PROMPTS = 3
 ROWS = ("prompt", "anchor", "labels", "proposed", "rank", "label_logprob")
@@ -110,9 +109,9 @@ def test_reading_faults_are_undone_by_their_own_reading(hybrid_capture, name):
 
 def test_shifted_labels_are_found_one_token_later(hybrid_capture):
     scores = scores_of(hybrid_capture, "label_shift")
-    as_declared = (scores.proposed == scores.labels).mean()
-    one_later = (scores.proposed[:, :-1] == scores.labels[:, 1:]).mean()
-    assert one_later > as_declared + 0.1
+    first_as_declared = (scores.proposed[:, 0] == scores.labels[:, 0]).mean()
+    first_one_later = (scores.proposed[:, 0] == scores.labels[:, 1]).mean()
+    assert first_one_later > 3 * first_as_declared
 
 
 @cache

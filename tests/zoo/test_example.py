@@ -17,9 +17,8 @@ from dflash_diag.errors import BadInput
 from dflash_diag.example import EXAMPLE
 from dflash_diag.zoo import recipe
 from dflash_diag.zoo.drafters import sequence_anchors
-from tests.conftest import ZOO, needs_example
+from tests.conftest import ZOO
 
-pytestmark = needs_example
 DRAFTERS = sorted((ZOO / "hybrid" / "drafters").glob("*"))
 MB = 1e6
 
