@@ -99,11 +99,13 @@ class Argmax:
             logits = self._logits(flat[part])
             label = wanted[part, None]
             own = logits.gather(-1, label)
-            norm = logits.logsumexp(-1, keepdim=True)
             values, found = _ordered_top(logits, width)
+            rank[part] = _rank(logits, own, label, found)
+            # The last use of the logits, so in place.
+            top = values[:, :1]
+            norm = logits.sub_(top).exp_().sum(-1, keepdim=True).log_() + top
             ids[part], logprobs[part] = found.int(), values - norm
             label_logprob[part] = (own - norm)[:, 0]
-            rank[part] = _rank(logits, own, label, found)
         shape = (m, d, width)
         return Proposed(
             ids=ids[:, 0].long().view(m, d),

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_Entry = tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]
+"""A matrix, its gradient, its optimizer's parameter group, and its state."""
+
 
 @torch.no_grad()
 def step_together(optimizers: Iterable[torch.optim.Muon]) -> None:
@@ -22,32 +25,30 @@ def step_together(optimizers: Iterable[torch.optim.Muon]) -> None:
 
     They must agree in everything else and scale their steps to AdamW's (``match_rms_adamw``).
     """
-    by_shape: dict[torch.Size, list[tuple[Tensor, dict[str, Any], dict[str, Any]]]] = defaultdict(
-        list
-    )
+    by_shape: dict[torch.Size, list[_Entry]] = defaultdict(list)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    entry = (parameter, group, optimizer.state[parameter])
+                    entry = (parameter, parameter.grad, group, optimizer.state[parameter])
                     by_shape[parameter.shape].append(entry)
     for shape, entries in by_shape.items():
-        parameters = [parameter for parameter, _, _ in entries]
-        rule = entries[0][1]
-        gradients = torch.stack([parameter.grad for parameter in parameters])
-        for parameter, _, state in entries:
+        parameters = [parameter for parameter, *_ in entries]
+        groups = [group for *_, group, _ in entries]
+        rule = groups[0]
+        gradients = torch.stack([gradient for _, gradient, *_ in entries])
+        for parameter, *_, state in entries:
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
-        buffers = [state["momentum_buffer"] for _, _, state in entries]
+        buffers = [state["momentum_buffer"] for *_, state in entries]
         torch._foreach_lerp_(buffers, list(gradients.unbind()), 1 - rule["momentum"])
         update = gradients.lerp(torch.stack(buffers), rule["momentum"])
         update = orthogonalized(update, rule["ns_coefficients"], rule["ns_steps"], rule["eps"])
         scale = 0.2 * math.sqrt(max(shape))  # arXiv 2502.16982, section 2.2
-        rates = [group["lr"] for _, group, _ in entries]
-        kept = [1 - group["lr"] * group["weight_decay"] for _, group, _ in entries]
+        kept = [1 - group["lr"] * group["weight_decay"] for group in groups]
         torch._foreach_mul_(parameters, kept)
-        steps = [one.to(parameters[0].dtype) for one in update.unbind()]
-        torch._foreach_mul_(steps, [-rate * scale for rate in rates])
+        steps = list(update.to(gradients.dtype).unbind())
+        torch._foreach_mul_(steps, [-group["lr"] * scale for group in groups])
         torch._foreach_add_(parameters, steps)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from stamp import stamp
 
 from dflash_diag import Capture, load_drafter, make_capture, read_checkpoint, resolve_convention
 from dflash_diag.diagnostics.repetition import repeated, repeated_lines
@@ -50,6 +51,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--capture", default="out/benchmark-capture")
     chosen = options.parse_args()
+    print(stamp())
     target = ZOO / "hybrid" / "target"
     if not (Path(chosen.capture) / "manifest.json").is_file():
         make_capture(

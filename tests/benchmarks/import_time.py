@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+from stamp import stamp
+
 RUNS = 9
 
 
@@ -25,6 +27,7 @@ def seconds(code: str) -> float:
 
 
 def main() -> None:
+    print(stamp())
     empty = seconds("pass")
     for module in ("dflash_diag", "dflash_diag.cli"):
         print(f"import {module}: {seconds(f'import {module}') - empty:.3f} s (median of {RUNS})")

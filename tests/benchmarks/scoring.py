@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
+from stamp import stamp
 
 from dflash_diag import Capture, load_drafter, make_capture, read_checkpoint, resolve_convention
 from dflash_diag.example import EXAMPLE
@@ -116,6 +117,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--repeats", type=int, default=3)
     chosen = options.parse_args()
+    print(stamp())
     fresh = {"max_workers": 1, "mp_context": multiprocessing.get_context("spawn")}
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "capture"
