@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from dflash_diag.errors import BadInput
 
@@ -101,6 +102,7 @@ class Convention:
             raise BadInput(f"block_size is {self.block_size}", "at least 2 (an anchor and a slot)")
         if not self.layer_ids:
             raise BadInput("layer_ids is empty", "at least one tapped layer")
+        _check_numbers(self)
         for spec in dataclasses.fields(self):
             allowed: tuple[str, ...] = spec.metadata.get("allowed", ())
             value = getattr(self, spec.name)
@@ -161,6 +163,64 @@ class Convention:
                 "confidence": confidence,
             }
         return out
+
+
+SCALINGS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""Kinds of RoPE scaling whose frequencies do not depend on the length of the text, and the numbers
+that each needs."""
+
+
+def check_scaling(name: str, parameters: Any) -> None:
+    """Refuse RoPE scaling ``parameters``, found under ``name``, that nothing can compute.
+
+    Raises
+    ------
+    BadInput
+        No object, an unknown kind, or a number that is missing or not above 0.
+    """
+    if not isinstance(parameters, Mapping):
+        raise BadInput(f"{name} is {parameters!r}", "an object")
+    kind = parameters.get("rope_type", parameters.get("type"))
+    if kind == "default":
+        return
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise BadInput(
+            f"{name} has rope_type {kind!r}", f"default, {', '.join(SCALINGS)} (fixed frequencies)"
+        )
+    for key in SCALINGS[kind]:
+        number = parameters.get(key)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+            raise BadInput(f"{name}.{key} is {number!r}", "a number above 0")
+
+
+def _check_numbers(convention: Convention) -> None:
+    """Refuse values under which no drafter can be computed, wherever they came from."""
+
+    def refuse(name: str, expected: str) -> NoReturn:
+        raise BadInput(f"{name} is {getattr(convention, name)}", expected)
+
+    if not 0 < convention.rope_theta < math.inf:
+        refuse("rope_theta", "a number above 0")
+    if convention.rotary_width < 2 or convention.rotary_width % 2:
+        refuse("rotary_width", "an even number above 0")
+    if any(width is not None and width < 1 for width in convention.window):
+        refuse("window", "at least 1 token, or none")
+    for name in ("embedding_scale", "logit_scale"):
+        if not math.isfinite(getattr(convention, name)) or not getattr(convention, name):
+            refuse(name, "a finite number other than 0")
+    if convention.softcap is not None and not 0 < convention.softcap < math.inf:
+        refuse("softcap", "a number above 0, or none")
+    if convention.rope_scaling is not None:
+        check_scaling("rope_scaling", json.loads(convention.rope_scaling))
 
 
 _PER_LAYER = ("in_block", "window")

@@ -34,9 +34,10 @@ def load_foreign(path: Path, files: Sequence[Path], target: StrPath | None) -> C
     CaptureError
         A file without the three tensors, of contradicting shapes, or unlike the target.
     """
-    prompts, layers, sizes = [], set(), set()
+    prompts, layers, sizes, highest = [], set(), set(), -1
     for file in files:
-        prompt, layer_ids, hidden = _read_sequence(file)
+        prompt, layer_ids, hidden, top = _read_sequence(file)
+        highest = max(highest, top)
         prompts.append(prompt)
         layers.add(layer_ids)
         sizes.add(hidden)
@@ -54,6 +55,11 @@ def load_foreign(path: Path, files: Sequence[Path], target: StrPath | None) -> C
                 "was it made of another target?",
             )
         facts |= found
+        if highest >= found["vocab_size"]:
+            raise CaptureError(
+                f"{path} holds token id {highest}",
+                f"ids below {found['vocab_size']}, the vocabulary of {target}",
+            )
         beyond = [j for j in layer_ids if not -1 <= j < found["n_layers"]]
         if beyond:
             raise CaptureError(
@@ -71,7 +77,8 @@ def load_foreign(path: Path, files: Sequence[Path], target: StrPath | None) -> C
     )
 
 
-def _read_sequence(path: Path) -> tuple[CapturedPrompt, tuple[int, ...], int]:
+def _read_sequence(path: Path) -> tuple[CapturedPrompt, tuple[int, ...], int, int]:
+    """The prompt, its layers, the hidden size, and the highest token id."""
     try:
         with safe_open(path, "pt") as file:
             keys = set(file.keys())
@@ -80,16 +87,25 @@ def _read_sequence(path: Path) -> tuple[CapturedPrompt, tuple[int, ...], int]:
                 raise CaptureError(
                     f"{path} has no {' and no '.join(lacking)}", f"tensors {', '.join(_NEEDED)}"
                 )
-            n_tokens = file.get_slice("tokens").get_shape()
+            tokens = file.get_tensor("tokens")
+            n_tokens = list(tokens.shape)
             shape = file.get_slice("hidden_states").get_shape()
             layer_ids = tuple(file.get_tensor("layer_ids").flatten().tolist())
             metadata = file.metadata() or {}
+            n_prompt: Any = metadata.get("n_prompt_tokens", 1)
             if "n_prompt_tokens" in keys:
-                n_prompt = int(file.get_tensor("n_prompt_tokens").item())
-            else:
-                n_prompt = int(metadata.get("n_prompt_tokens", 1))
+                n_prompt = file.get_tensor("n_prompt_tokens").tolist()
     except (OSError, SafetensorError) as error:
         raise CaptureError(f"{path} is not a safetensors file ({error})") from error
+    if isinstance(n_prompt, list) and len(n_prompt) == 1:
+        (n_prompt,) = n_prompt
+    try:
+        n_prompt = int(n_prompt)
+    except (TypeError, ValueError) as error:
+        raise CaptureError(f"{path}: n_prompt_tokens is {n_prompt!r}", "one integer") from error
+    for name, values in (("tokens", tokens.flatten().tolist()), ("layer_ids", layer_ids)):
+        if not all(isinstance(value, int) for value in values):
+            raise CaptureError(f"{path}: {name} are not integers", "integers")
     if len(n_tokens) != 1 or len(shape) != 3 or shape[:2] != [n_tokens[0], len(layer_ids)]:
         raise CaptureError(
             f"{path}: tokens {n_tokens}, hidden_states {shape}, {len(layer_ids)} layer_ids",
@@ -102,13 +118,15 @@ def _read_sequence(path: Path) -> tuple[CapturedPrompt, tuple[int, ...], int]:
             f"{path}: n_prompt_tokens is {n_prompt} of {n_tokens[0]} tokens",
             "a prompt and a continuation",
         )
+    if tokens.min() < 0:
+        raise CaptureError(f"{path}: token id {int(tokens.min())}", "ids from 0")
     prompt = CapturedPrompt(
         id=metadata.get("id", path.stem),
         n_prompt_tokens=n_prompt,
         n_generated=n_tokens[0] - n_prompt,
         ended=False,
     )
-    return prompt, layer_ids, shape[2]
+    return prompt, layer_ids, shape[2], int(tokens.max())
 
 
 def _lent_by(folder: Path) -> tuple[dict[str, tuple[Path, str]], dict[str, Any]]:

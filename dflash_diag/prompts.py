@@ -36,8 +36,8 @@ class Prompt:
     """Token ids; no tokenizer is needed."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id.strip():
-            raise PromptError(f"id is {self.id!r}", "a string that is not empty")
+        if not isinstance(self.id, str) or not self.id.strip() or _text_problem(self.id):
+            raise PromptError(f"id is {self.id!r}", "a string of valid Unicode that is not empty")
         given = [form for form in FORMS if getattr(self, form) is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "no content"
@@ -92,10 +92,11 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
         where = f"{path}, line {number}"
         try:
             prompt = Prompt.from_json(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise PromptError(f"{where}: not JSON ({error.msg})", "a JSON object a line") from error
         except PromptError as error:
             raise PromptError(f"{where}: {error.found}", error.expected, error.do) from error
+        except (ValueError, RecursionError) as error:
+            why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise PromptError(f"{where}: not JSON ({why})", "a JSON object a line") from error
         if prompt.id in line_of:
             raise PromptError(
                 f"{where}: id {prompt.id!r} is that of line {line_of[prompt.id]}", "unique ids"
@@ -130,7 +131,7 @@ def _messages_problem(messages: Any) -> Problem:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             return f"entry {index} has no role", 'objects such as {"role": "user", "content": "…"}'
-    return None
+    return _text_problem(json.dumps(messages, ensure_ascii=False, default=str))
 
 
 def _prompt_ids_problem(ids: Any) -> Problem:

@@ -204,6 +204,14 @@ class Run:
             Something given cannot be used.
         """
         resolved = config.resolved()
+        if resolved.device.startswith("cuda"):
+            from dflash_diag.targets import resolve_device
+
+            resolve_device(resolved.device)
+        if resolved.served_output:
+            from dflash_diag.references import read_served
+
+            read_served(resolved.served_output)
         prompts = []
         if config.is_example:
             prompts = EXAMPLE.read_prompts()
@@ -383,12 +391,10 @@ class Run:
         import torch
 
         from dflash_diag.checkpoints import load_drafter
-        from dflash_diag.targets import DTYPES
+        from dflash_diag.targets import DTYPES, resolve_device
 
-        device = self.config.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = DTYPES.get(self.config.dtype) or (torch.float32 if device == "cpu" else None)
+        device = resolve_device(self.config.device)
+        dtype = DTYPES.get(self.config.dtype) or (torch.float32 if device.type == "cpu" else None)
         return load_drafter(
             self.checkpoint(role), self.convention(role), dtype=dtype, device=device
         )

@@ -26,7 +26,7 @@ from dflash_diag.bundle import Capture, CapturedPrompt
 from dflash_diag.conventions import Convention
 from dflash_diag.decoding import DrafterProposer
 from dflash_diag.drafter import Drafter
-from dflash_diag.errors import BadInput
+from dflash_diag.errors import BadInput, CaptureError
 from dflash_diag.masks import block_visible, context_visible
 from dflash_diag.progress import progress
 from dflash_diag.proposals import SLICE_BYTES, Proposal, Proposed, make_proposal
@@ -264,6 +264,10 @@ def _score_prompt(
     # Rows that no anchor may see are not even projected.
     n_context = int(anchors[-1]) + (1 if how.context_bound == "inclusive" else 0)
     states = capture.states(index, how.taps)[:n_context].to(device)
+    if not states.isfinite().all():
+        raise CaptureError(
+            f"{capture.path}: states of prompt {prompt.id!r} are not finite", "finite states"
+        )
     if how.last_layer_normed and borrowed.last_layer in how.taps:
         at = how.taps.index(borrowed.last_layer)
         states[:, at] = capture.final_norm(states[:, at])

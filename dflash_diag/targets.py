@@ -231,7 +231,7 @@ def load_target(
         Nothing there, not a model, tensors missing, or a device or backend that cannot be used.
     """
     folder = _existing_folder(source)
-    place = _device(device)
+    place = resolve_device(device)
     if dtype not in ("auto", *DTYPES):
         raise BadInput(f"--dtype {dtype}", f"one of auto, {', '.join(DTYPES)}")
     wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
@@ -277,12 +277,21 @@ def _existing_folder(source: StrPath) -> Path | None:
     return None
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` means on this machine.
+
+    Raises
+    ------
+    BadInput
+        Another name, or a GPU that torch does not see.
+    """
     if name not in DEVICES and not name.startswith("cuda:"):
         raise BadInput(f"--device {name}", f"one of {', '.join(DEVICES)}")
     has_gpu = torch.cuda.is_available()
     if name.startswith("cuda") and not has_gpu:
         raise BadInput(f"--device {name}, but torch sees no GPU", do="use --device cpu")
+    if name.startswith("cuda:") and not 0 <= int(name[5:]) < torch.cuda.device_count():
+        raise BadInput(f"--device {name}, but torch sees {torch.cuda.device_count()} GPUs")
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"
     return torch.device(name)

@@ -24,6 +24,8 @@ CONTAINERS = (
     "module",
 )
 """Keys under which trainers nest a state dict, the most specific first."""
+_GENERAL = ("model_state_dict", "state_dict", "model", "module")
+"""Those that a second copy, such as a moving average, may as well be under."""
 LANDMARKS = ("fc.weight", "hidden_norm.weight")
 """Tensors that a DFlash drafter has, and few other models."""
 
@@ -94,11 +96,12 @@ def find_state_dict(content: Any, path: str) -> tuple[str, dict[str, TensorRef]]
             f"a state dict with {LANDMARKS[0]}, plain or under {', '.join(CONTAINERS)}",
         )
     found.sort(key=lambda candidate: [_rank(k) for k in candidate[0]])
-    if not named and len(found) > 1:
+    meant = bool(named) and found[0][0][:1] not in [(key,) for key in _GENERAL]
+    if len(found) > 1 and not meant:
         where = ", ".join("/".join(candidate[0]) for candidate in found)
         raise CheckpointError(
             f"{path} holds several drafters ({where})",
-            f"one, or one under {', '.join(CONTAINERS)}",
+            f"one, or one under {', '.join(k for k in CONTAINERS if k not in _GENERAL)}",
         )
     at, values = found[0]
     broken = [n for n, v in values.items() if isinstance(v, Record)]

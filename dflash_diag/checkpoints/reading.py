@@ -87,6 +87,9 @@ def read_checkpoint(
             raise CheckpointError(
                 f"{path} holds no weights", "a checkpoint", f"name its folder {path.parent}"
             )
+        folders = [str(p) for p in weights if not p.is_file()]
+        if folders:
+            raise CheckpointError(f"{folders[0]} is not a file", "a file of tensors")
         if _is_safetensors(weights[0]):
             return _read_safetensors(path, weights, config)
         return _read_raw(path, weights[0], config)

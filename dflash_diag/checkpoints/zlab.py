@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
 from dflash_diag.checkpoints.reading import Checkpoint
-from dflash_diag.conventions import Convention, Source
+from dflash_diag.conventions import Convention, Source, check_scaling
 from dflash_diag.errors import BadInput, CheckpointError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -43,6 +43,11 @@ def resolve_convention(checkpoint: Checkpoint, *, settings: Iterable[str] = ()) 
     config, settings = checkpoint.config, list(settings)
     given = {s.partition("=")[0].strip() for s in settings}
     _refuse_other_layouts(config)
+    if config.get("hidden_act") not in (None, "silu", "swish"):
+        raise CheckpointError(
+            f"hidden_act is {config['hidden_act']!r}",
+            "silu, as all DFlash drafters use",
+        )
     n_layers = n_draft_layers(checkpoint)
     ids, ids_source = layer_ids(config, n_layers) if "layer_ids" not in given else ((0,), _BY_CODE)
     block, block_source = _block_size(config)
@@ -84,7 +89,12 @@ def resolve_convention(checkpoint: Checkpoint, *, settings: Iterable[str] = ()) 
             softcap=softcap if softcap > 0 else None,
             sources=_complete(sources),
         )
-        return convention.override(settings)
+        convention = convention.override(settings)
+        if convention.rotary_width > (width := head_width(checkpoint)):
+            raise CheckpointError(
+                f"rotary_width is {convention.rotary_width}", f"at most {width}, the head's width"
+            )
+        return convention
     except CheckpointError:
         raise
     except BadInput as error:
@@ -271,14 +281,10 @@ def _rope(config: Mapping[str, Any]) -> _Rope:
             Source(place, "declared") if "rope_type" in parameters else Source("", "default")
         )
         return _Rope(float(theta), source, None, scaling_source)
-    if not isinstance(kind, str) or kind not in SCALINGS:
-        raise CheckpointError(
-            f"{place} has rope_type {kind!r}", f"default, {', '.join(SCALINGS)} (fixed frequencies)"
-        )
-    for name in SCALINGS[kind]:
-        number = parameters.get(name)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
-            raise CheckpointError(f"{place}.{name} is {number!r}", "a number above 0")
+    try:
+        check_scaling(place, parameters)
+    except BadInput as error:
+        raise CheckpointError(error.found, error.expected) from error
     kept = {k: v for k, v in parameters.items() if k not in _NOT_SCALING} | {"rope_type": kind}
     if config.get("max_position_embeddings") is not None:
         kept["max_position_embeddings"] = positive(config, "max_position_embeddings")
@@ -286,18 +292,6 @@ def _rope(config: Mapping[str, Any]) -> _Rope:
     return _Rope(float(theta), source, scaling, Source(place, "declared"))
 
 
-SCALINGS: dict[str, tuple[str, ...]] = {
-    "linear": ("factor",),
-    "yarn": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-}
-"""Kinds of RoPE scaling whose frequencies do not depend on the length of the text, and the numbers
-that each needs."""
 # A drafter rotates the whole head whatever ``partial_rotary_factor`` says (z-lab's own class).
 _NOT_SCALING = ("rope_theta", "type", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 

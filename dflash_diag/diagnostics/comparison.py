@@ -91,7 +91,7 @@ def comparison(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
 
 def p_words(p: float) -> str:
     """A p-value in words."""
-    return f"p = {p:.3f}" if p >= 0.001 else f"p = {p:.1g}"
+    return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
 
 def _power_note(n: int) -> str | None:

@@ -599,7 +599,11 @@ def test_a_folder_of_them(foreign, hybrid_folder, made, tmp_path):
         ({"layer_ids": torch.tensor([2, 2])}, "expected each layer once"),
         ({"layer_ids": torch.tensor([2, 9])}, "layer 9 of a target with 4 layers"),
         ({"n_prompt_tokens": torch.tensor(13)}, "n_prompt_tokens is 13 of 13 tokens"),
+        ({"n_prompt_tokens": torch.tensor([4, 5])}, r"n_prompt_tokens is \[4, 5\]"),
         ({"hidden_states": torch.zeros(13, 2, 32)}, "states of width 32; expected 64"),
+        ({"tokens": torch.full((13,), 5000)}, "token id 5000; expected ids below 320"),
+        ({"tokens": torch.full((13,), -3)}, "token id -3"),
+        ({"tokens": torch.zeros(13)}, "tokens are not integers"),
     ],
 )
 def test_one_that_cannot_be_read(foreign, hybrid_folder, tmp_path, change, message):

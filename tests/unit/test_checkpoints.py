@@ -625,3 +625,13 @@ def test_no_configuration(tmp_path):
     folder = write_folder(tmp_path)
     (folder / "config.json").unlink()
     refused(folder, "has no configuration; expected config.json beside it; put")
+
+
+def test_two_copies_in_one_file_are_not_chosen_between(tmp_path):
+    """A model and its moving average, say; a key that says drafter settles it."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    torch.save({"model": tensors(), "state_dict": tensors(seed=1)}, tmp_path / "two.pt")
+    with pytest.raises(CheckpointError, match=r"several drafters \(state_dict, model\)"):
+        read_checkpoint(tmp_path / "two.pt")
+    torch.save({"model": tensors(), "draft_state_dict": tensors(seed=1)}, tmp_path / "meant.pt")
+    assert read_checkpoint(tmp_path / "meant.pt").extra["state_dict_at"] == "draft_state_dict"

@@ -71,6 +71,13 @@ def changed_drafter(world, folder: Path, **changes) -> Path:
     return folder
 
 
+def folder_for_weights(world, folder: Path) -> Path:
+    shutil.copytree(world / "drafter", folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    return folder
+
+
 def prompt_file(folder: Path, *lines) -> Path:
     path = folder / "prompts.jsonl"
     path.write_text("".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
@@ -127,6 +134,23 @@ BAD = {
     "impossible value of the convention": (
         lambda w, t: {"set": "context_bound=loose"}, "context_bound"
     ),
+    "a RoPE base of nothing": (lambda w, t: {"set": "rope_theta=nan"}, "rope_theta is nan"),
+    "a window of nothing": (lambda w, t: {"set": "window=0"}, "at least 1 token"),
+    "a cap of nothing": (lambda w, t: {"set": "softcap=nan"}, "softcap is nan"),
+    "a scale without end": (lambda w, t: {"set": "embedding_scale=inf"}, "embedding_scale is inf"),
+    "logits times nothing": (lambda w, t: {"set": "logit_scale=0"}, "logit_scale is 0"),
+    "an odd rotation": (lambda w, t: {"set": "rotary_width=7"}, "an even number"),
+    "a rotation wider than a head": (lambda w, t: {"set": "rotary_width=1000"}, "the head's width"),
+    "a scaling that is no object": (lambda w, t: {"set": "rope_scaling=3"}, "an object"),
+    "a scaling without its number": (
+        lambda w, t: {"set": 'rope_scaling={"rope_type":"linear"}'}, "rope_scaling.factor is None"
+    ),
+    "another activation": (
+        lambda w, t: {"drafter": changed_drafter(w, t / "d", hidden_act="gelu")}, "hidden_act"
+    ),
+    "weights that are a folder": (lambda w, t: {"drafter": folder_for_weights(w, t / "d")},
+                                  "not a file"),
+    "a GPU that is not there": (lambda w, t: {"device": "cuda:99"}, "--device cuda:99"),
     "unknown device": (lambda w, t: {"device": "tpu"}, "--device tpu"),
     "unknown type": (lambda w, t: {"dtype": "int3"}, "--dtype int3"),
     "unknown backend": (lambda w, t: {"backend": "magic"}, "--backend magic"),
@@ -170,6 +194,12 @@ def test_a_damaged_drafter(score, world, tmp_path):
     assert code == 2
     assert_one_line(err)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gpu_that_is_not_there_for_a_capture(score, capture):
+    code, out, err = score(capture=capture, target=None, prompts=None, device="cuda:99")
+    assert (code, out) == (2, "")
+    assert_one_line(err)
 
 
 def test_a_pickle_that_would_run_code(score, tmp_path):

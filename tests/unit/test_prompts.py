@@ -57,6 +57,13 @@ def test_unicode_separators_inside_a_line_do_not_end_it(read):
         ("{}", r"no id among the keys \(none\)"),
         ('{"id": 3, "text": "x"}', "id is 3; expected a string"),
         ('{"id": " ", "text": "x"}', "id is ' '"),
+        (r'{"id": "a\ud800", "text": "x"}', "id is .*valid Unicode"),
+        (
+            r'{"id": "b", "messages": [{"role": "user", "content": "\ud800"}]}',
+            "lone surrogate",
+        ),
+        ("[" * 100_000, "line 2: not JSON"),
+        ('{"id": "b", "prompt_ids": [' + "9" * 5000 + "]}", "line 2: not JSON"),
         ('{"id": "b"}', "'b' has no content; expected one of text, messages, prompt_ids"),
         ('{"id": "b", "txt": "x"}', "'b' has no content"),
         ('{"id": "b", "text": "x", "prompt_ids": [1]}', "'b' has text and prompt_ids"),
