@@ -67,7 +67,10 @@ class RunConfig(BaseModel):
                     f"unknown parameter {name}", f"one of {', '.join(cls.model_fields)}"
                 ) from error
             found = f"{option} {first['input']}"
-            raise BadInput(found, first["msg"].removeprefix("Input should be ")) from error
+            expected = first["msg"].removeprefix("Input should be ")
+            if first["type"] == "string_pattern_mismatch":  # the device's alone
+                expected = "auto, cpu, cuda or cuda:N"
+            raise BadInput(found, expected) from error
 
     @classmethod
     def from_notebook(cls, names: Mapping[str, Any]) -> Self:

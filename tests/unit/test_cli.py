@@ -151,7 +151,7 @@ BAD = {
     "weights that are a folder": (lambda w, t: {"drafter": folder_for_weights(w, t / "d")},
                                   "not a file"),
     "a GPU that is not there": (lambda w, t: {"device": "cuda:99"}, "--device cuda:99"),
-    "unknown device": (lambda w, t: {"device": "tpu"}, "--device tpu"),
+    "unknown device": (lambda w, t: {"device": "tpu"}, "expected auto, cpu, cuda or cuda:N"),
     "unknown type": (lambda w, t: {"dtype": "int3"}, "--dtype int3"),
     "unknown backend": (lambda w, t: {"backend": "magic"}, "--backend magic"),
     "unknown layers": (lambda w, t: {"layers": "most"}, "--layers most"),
