@@ -32,7 +32,7 @@ class Stage(StrEnum):
 
 def main(
     work: Annotated[Path, typer.Option(help="Where stages keep what they made.")] = Path("out/zoo"),
-    out: Annotated[Path | None, typer.Option(help="Where the example goes; data/zoo by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where it goes; data/zoo by default.")] = None,
     stage: Annotated[list[Stage] | None, typer.Option(help="Only these; all by default.")] = None,
     size: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "full",
     seconds: Annotated[
