@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from dflash_diag.bundle import Capture, CapturedPrompt
@@ -90,7 +91,7 @@ def _read_sequence(path: Path) -> tuple[CapturedPrompt, tuple[int, ...], int, in
             tokens = file.get_tensor("tokens")
             n_tokens = list(tokens.shape)
             shape = file.get_slice("hidden_states").get_shape()
-            layer_ids = tuple(file.get_tensor("layer_ids").flatten().tolist())
+            layers = file.get_tensor("layer_ids").flatten()
             metadata = file.metadata() or {}
             n_prompt: Any = metadata.get("n_prompt_tokens", 1)
             if "n_prompt_tokens" in keys:
@@ -103,9 +104,10 @@ def _read_sequence(path: Path) -> tuple[CapturedPrompt, tuple[int, ...], int, in
         n_prompt = int(n_prompt)
     except (TypeError, ValueError) as error:
         raise CaptureError(f"{path}: n_prompt_tokens is {n_prompt!r}", "one integer") from error
-    for name, values in (("tokens", tokens.flatten().tolist()), ("layer_ids", layer_ids)):
-        if not all(isinstance(value, int) for value in values):
-            raise CaptureError(f"{path}: {name} are not integers", "integers")
+    for name, values in (("tokens", tokens), ("layer_ids", layers)):
+        if values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
+            raise CaptureError(f"{path}: {name} are {values.dtype}", "integers")
+    layer_ids = tuple(layers.tolist())
     if len(n_tokens) != 1 or len(shape) != 3 or shape[:2] != [n_tokens[0], len(layer_ids)]:
         raise CaptureError(
             f"{path}: tokens {n_tokens}, hidden_states {shape}, {len(layer_ids)} layer_ids",

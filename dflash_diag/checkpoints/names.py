@@ -14,18 +14,10 @@ INNER_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_mo
 """The same in the middle of a name, where single layers were wrapped."""
 DRAFTER_WRAPPERS = ("draft_model.", "dflash_module.")
 """Prefixes that tell the drafter's tensors from those of a target saved beside it."""
-CONTAINERS = (
-    "draft_state_dict",
-    "draft_model",
-    "drafter",
-    "model_state_dict",
-    "state_dict",
-    "model",
-    "module",
-)
+_SPECIFIC = ("draft_state_dict", "draft_model", "drafter")
+"""Keys that say which one is meant, where a file holds a second copy such as a moving average."""
+CONTAINERS = (*_SPECIFIC, "model_state_dict", "state_dict", "model", "module")
 """Keys under which trainers nest a state dict, the most specific first."""
-_GENERAL = ("model_state_dict", "state_dict", "model", "module")
-"""Those that a second copy, such as a moving average, may as well be under."""
 LANDMARKS = ("fc.weight", "hidden_norm.weight")
 """Tensors that a DFlash drafter has, and few other models."""
 
@@ -96,12 +88,11 @@ def find_state_dict(content: Any, path: str) -> tuple[str, dict[str, TensorRef]]
             f"a state dict with {LANDMARKS[0]}, plain or under {', '.join(CONTAINERS)}",
         )
     found.sort(key=lambda candidate: [_rank(k) for k in candidate[0]])
-    meant = bool(named) and found[0][0][:1] not in [(key,) for key in _GENERAL]
-    if len(found) > 1 and not meant:
+    if len(found) > 1 and found[0][0][0] not in _SPECIFIC:
         where = ", ".join("/".join(candidate[0]) for candidate in found)
         raise CheckpointError(
             f"{path} holds several drafters ({where})",
-            f"one, or one under {', '.join(k for k in CONTAINERS if k not in _GENERAL)}",
+            f"one, or one under {', '.join(_SPECIFIC)}",
         )
     at, values = found[0]
     broken = [n for n, v in values.items() if isinstance(v, Record)]

@@ -377,10 +377,9 @@ class Optimizer:
         """Clip, update and clear every drafter."""
         for one in optimizers:
             torch.nn.utils.clip_grad_norm_(one.parameters, 1.0)
-            one.muon.param_groups[0]["lr"] = one.rate(step)
-            one.adamw.param_groups[0]["lr"] = one.plan.vector_learning_rate * learning_rate(
-                step, one.plan
-            )
+            share = learning_rate(step, one.plan)
+            one.muon.param_groups[0]["lr"] = one.plan.learning_rate * share
+            one.adamw.param_groups[0]["lr"] = one.plan.vector_learning_rate * share
             one.adamw.step()
         muon.step_together([one.muon for one in optimizers])
         for one in optimizers:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_RULE = ("momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
 _Entry = tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]
 """A matrix, its gradient, its optimizer's parameter group, and its state."""
 
@@ -24,8 +25,17 @@ _Entry = tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]
 def step_together(optimizers: Iterable[torch.optim.Muon]) -> None:
     """Step every optimizer once, each by its own learning rate and weight decay.
 
-    They must agree in everything else and scale their steps to AdamW's (``match_rms_adamw``).
+    Raises
+    ------
+    ValueError
+        One has another rule than Nesterov momentum with steps scaled to AdamW's, or another
+        momentum or iteration than the first.
     """
+    optimizers = list(optimizers)
+    rules = [{name: group[name] for name in _RULE} for o in optimizers for group in o.param_groups]
+    wanted = {**rules[0], "nesterov": True, "adjust_lr_fn": "match_rms_adamw"}
+    if any(rule != wanted for rule in rules):
+        raise ValueError(f"the optimizers must share one rule, {wanted}")
     by_shape: dict[torch.Size, list[_Entry]] = defaultdict(list)
     for optimizer in optimizers:
         for group in optimizer.param_groups:

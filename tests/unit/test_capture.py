@@ -603,7 +603,7 @@ def test_a_folder_of_them(foreign, hybrid_folder, made, tmp_path):
         ({"hidden_states": torch.zeros(13, 2, 32)}, "states of width 32; expected 64"),
         ({"tokens": torch.full((13,), 5000)}, "token id 5000; expected ids below 320"),
         ({"tokens": torch.full((13,), -3)}, "token id -3"),
-        ({"tokens": torch.zeros(13)}, "tokens are not integers"),
+        ({"tokens": torch.zeros(13)}, "tokens are torch.float32"),
     ],
 )
 def test_one_that_cannot_be_read(foreign, hybrid_folder, tmp_path, change, message):

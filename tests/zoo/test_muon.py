@@ -33,7 +33,7 @@ def test_steps_and_state_are_torchs_own(rates):
         muon.step_together(together)
         for optimizer in apart:
             optimizer.step()
-    for mine, other, start in zip(together, apart, ours, strict=True):
+    for mine, other in zip(together, apart, strict=True):
         state, expected = mine.state_dict(), other.state_dict()
         assert state["param_groups"] == expected["param_groups"]
         for index in expected["state"]:
@@ -41,11 +41,17 @@ def test_steps_and_state_are_torchs_own(rates):
                 state["state"][index]["momentum_buffer"],
                 expected["state"][index]["momentum_buffer"],
             )
-        assert len(start) == len(SHAPES)
     for mine, other, rate in zip(ours, theirs, rates, strict=True):
         for left, right in zip(mine, other, strict=True):
             # torch iterates in bfloat16; a step moves an entry by about 0.2 * rate.
             torch.testing.assert_close(left, right, rtol=0, atol=0.05 * rate)
+
+
+def test_another_rule_is_refused():
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+    parameter.grad = torch.ones(4, 4)
+    with pytest.raises(ValueError, match="match_rms_adamw"):
+        muon.step_together([torch.optim.Muon([parameter], lr=0.1)])
 
 
 def test_a_parameter_without_a_gradient_stays():
