@@ -20,7 +20,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dflash_diag import provenance
-from dflash_diag.backends import BackendName
 from dflash_diag.bundle import (
     SCHEMA,
     Capture,
@@ -76,7 +75,7 @@ def make_capture(
     taps: Iterable[int] | None = None,
     dtype: str = "auto",
     device: str = "auto",
-    backend: BackendName = "auto",
+    backend: str = "auto",
     chat_template_kwargs: Mapping[str, Any] | None = None,
     seed: int | None = None,
     silent: bool = False,

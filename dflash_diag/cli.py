@@ -125,7 +125,10 @@ Dtype = Annotated[
 Backend = Annotated[
     str,
     _option(
-        "Code for the target's linear-attention layers.", metavar="auto|fla|torch", panel=MACHINE
+        "Code for the target's linear-attention layers: auto, fla or torch; add +chunked or "
+        "+recurrent, +causal-conv1d or +torch-conv to say more.",
+        metavar="auto|fla|torch",
+        panel=MACHINE,
     ),
 ]
 Seed = Annotated[int, _option("Of the resampling.", metavar="S", panel=MACHINE)]

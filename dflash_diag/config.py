@@ -14,6 +14,9 @@ from dflash_diag.errors import BadInput
 from dflash_diag.example import EXAMPLE
 from dflash_diag.stats import DRAWS
 
+_WORD = "(auto|fla|torch|chunked|recurrent|causal-conv1d|torch-conv)"
+"""A word of ``--backend``; `dflash_diag.backends.Wish` reads them."""
+
 NEW_TOKENS = 128
 """G where nobody says otherwise."""
 
@@ -38,7 +41,7 @@ class RunConfig(BaseModel):
     layers: Literal["taps", "around", "all"] = "around"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    backend: Literal["auto", "fla", "torch"] = "auto"
+    backend: str = Field("auto", pattern=rf"^{_WORD}(\+{_WORD})*$")
     seed: int = Field(0, ge=0, description="of the resampling")
     draws: int = Field(DRAWS, ge=200, description="resamples behind an interval")
     out: str = Field("", description="folder of the run")
@@ -68,8 +71,8 @@ class RunConfig(BaseModel):
                 ) from error
             found = f"{option} {first['input']}"
             expected = first["msg"].removeprefix("Input should be ")
-            if first["type"] == "string_pattern_mismatch":  # the device's alone
-                expected = "auto, cpu, cuda or cuda:N"
+            if first["type"] == "string_pattern_mismatch":
+                expected = _PATTERNS[name]
             raise BadInput(found, expected) from error
 
     @classmethod
@@ -135,6 +138,13 @@ class RunConfig(BaseModel):
         content = self.model_dump(mode="json", exclude={"out", "seed", "draws"})
         name = Path(self.drafter or self.target).name or "run"
         return root / f"{name}-{storage.content_key(content)[:8]}"
+
+
+_PATTERNS = {
+    "device": "auto, cpu, cuda or cuda:N",
+    "backend": "auto, fla or torch, with +chunked, +recurrent, +causal-conv1d or +torch-conv",
+}
+"""What a field with a pattern takes, in words."""
 
 
 def _json_object(text: str) -> dict[str, Any]:

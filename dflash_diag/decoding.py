@@ -422,7 +422,8 @@ def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
         capture.check_target(target.folder)
     theirs, ours = capture.target_facts, target.facts()
     same = all(theirs.get(k) == ours[k] for k in ("dtype", "device")) and all(
-        theirs.get("backend", {}).get(k) == ours["backend"][k] for k in ("linear", "convolution")
+        theirs.get("backend", {}).get(k) == ours["backend"][k]
+        for k in ("linear", "form", "convolution")
     )
     prompts = [
         (p.id, capture.tokens(i)[: p.n_prompt_tokens].tolist())

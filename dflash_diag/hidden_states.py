@@ -95,6 +95,18 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
+def input_device(model: Any) -> torch.device:
+    """Where a model's input goes: the device of its embedding, or of the hook that moves it there.
+
+    A model that accelerate spread over devices keeps offloaded weights on the meta device.
+    """
+    embedding = model.get_input_embeddings()
+    device = embedding.weight.device
+    if device.type == "meta":
+        device = torch.device(embedding._hf_hook.execution_device)  # noqa: SLF001
+    return device
+
+
 @contextmanager
 def recorded(parts: TargetParts, layer_ids: Iterable[int]) -> Iterator[dict[int, Tensor]]:
     """Keep the states of ``layer_ids`` of every forward inside the block.

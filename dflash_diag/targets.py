@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash_diag.backends import Backend, BackendName, choose_backend
+from dflash_diag.backends import Backend, choose_backend
 from dflash_diag.caches import CacheAdapter
 from dflash_diag.errors import BadInput, PromptError
 from dflash_diag.hidden_states import TargetParts, find_parts, norm_facts, text_config
@@ -214,7 +214,7 @@ def load_target(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    backend: BackendName = "auto",
+    backend: str = "auto",
 ) -> Target:
     """Load a target from a folder, or by a hub id through transformers.
 
@@ -248,7 +248,7 @@ def wrap_target(
     *,
     source: str = "",
     folder: Path | None = None,
-    backend: BackendName = "auto",
+    backend: str = "auto",
 ) -> Target:
     """A target from a transformers model that is already in memory."""
     parts = find_parts(model)

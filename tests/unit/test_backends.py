@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import wraps
 from pathlib import Path
 
 import pytest
 import torch
 
 from dflash_diag import backends
-from dflash_diag.backends import bind, choose_backend, find_switches, probe
+from dflash_diag.backends import Counted, bind, calls, choose_backend, find_switches, probe
 from dflash_diag.errors import BadInput
 from dflash_diag.hidden_states import find_parts
 from dflash_diag.targets import wrap_target
@@ -63,7 +64,7 @@ ALL_BROKEN = {
 
 @pytest.fixture
 def as_if_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(backends, "_obstacle", lambda switches, device: None)
+    monkeypatch.setattr(backends, "_runs_kernels", lambda device: True)
 
 
 def run(target):
@@ -77,7 +78,7 @@ def test_every_switch_is_found(hybrid_model, full_model):
         "causal_conv1d_update",
         "causal_conv1d_fn",
     ]
-    assert not any(s.has_kernel for s in switches)
+    assert {s.form for s in switches} == {None, "chunked", "recurrent"}
     assert find_switches(find_parts(full_model)) == []
 
 
@@ -112,6 +113,7 @@ def test_kernels_that_fail_when_run_are_given_up(plant, as_if_on_a_gpu, new_hybr
 
 
 def counting(function, calls):
+    @wraps(function)
     def kernel(*args, **kwargs):
         calls.append(function.__name__)
         return function(*args, **kwargs)
@@ -155,7 +157,7 @@ def test_the_switches_are_put_back_when_a_layer_raises(hybrid_model, module):
     parts = find_parts(hybrid_model)
     switches = find_switches(parts)
     before = module.torch_chunk_gated_delta_rule
-    unbind = bind(parts, switches, dict.fromkeys(switches, broken))
+    unbind = bind(parts, [Counted(s, broken, packs=True) for s in switches])
     with pytest.raises(RuntimeError, match="0 active drivers"):
         hybrid_model(input_ids=IDS)
     assert module.torch_chunk_gated_delta_rule is before
@@ -183,19 +185,89 @@ def test_fla_where_it_cannot_be(hybrid_model, full_model):
         wrap_target(hybrid_model, backend="fla")
     with pytest.raises(BadInput, match="no linear-attention layer"):
         wrap_target(full_model, backend="fla")
-    with pytest.raises(BadInput, match="--backend triton; expected one of auto, fla, torch"):
+    with pytest.raises(BadInput, match="--backend triton; expected auto, fla or torch; then"):
         wrap_target(hybrid_model, backend="triton")
     assert wrap_target(full_model).backend.linear == "none"
 
 
-def test_why_fla_is_missing_is_said(hybrid_model, monkeypatch):
+@pytest.mark.parametrize("wish", ["fla", "fla+chunked", "torch+causal-conv1d"])
+def test_a_missing_package_is_named_with_how_to_get_it(
+    wish, hybrid_model, as_if_on_a_gpu, monkeypatch
+):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
-    switches = [s for s in find_switches(find_parts(hybrid_model)) if not s.is_convolution]
     monkeypatch.setattr(backends.importlib, "import_module", missing)
-    said = backends._obstacle(switches, torch.device("cuda"))
-    assert said == "flash-linear-attention cannot be imported (No module named 'fla')"
+    module, install = {
+        "t": ("causal_conv1d", "pip install --no-build-isolation causal-conv1d")
+    }.get(wish[0], ("fla", "pip install flash-linear-attention"))
+    with pytest.raises(BadInput) as caught:
+        wrap_target(hybrid_model, backend=wish)
+    assert f"No module named '{module}" in str(caught.value)
+    assert install in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wish", "prefill", "decode"),
+    [
+        ("torch", "torch_chunk", "torch_recurrent"),
+        ("torch+chunked", "torch_chunk", "torch_chunk"),
+        ("torch+recurrent", "torch_recurrent", "torch_recurrent"),
+        ("torch+torch-conv+recurrent", "torch_recurrent", "torch_recurrent"),
+    ],
+)
+def test_the_form_of_the_recurrence_is_a_choice(wish, prefill, decode, new_hybrid):
+    target, plain = wrap_target(new_hybrid(), backend=wish), wrap_target(new_hybrid())
+    cache = target.caches.new()
+
+    def ran(ids):
+        before = calls(target.parts)
+        found = target.logits(ids, cache=cache)
+        after = calls(target.parts)
+        rules = {k.rpartition(".")[2]: n - before[k] for k, n in after.items() if "rule" in k}
+        return found, {k: n for k, n in rules.items() if n}
+
+    expected = run(plain)
+    first, used = ran(IDS[:, :-1])
+    assert used == {f"{prefill}_gated_delta_rule": 3}
+    last, used = ran(IDS[:, -1:])
+    assert used == {f"{decode}_gated_delta_rule": 3}
+    torch.testing.assert_close(torch.cat([first, last], 1), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_wish_is_read_in_any_order_and_only_once_a_kind():
+    assert backends.Wish.parse("recurrent+torch") == backends.Wish("torch", "recurrent")
+    assert str(backends.Wish.parse("torch-conv+fla")) == "fla+torch-conv"
+    for text in ("", "fla+torch", "chunked+recurrent", "torch+", "FLA"):
+        with pytest.raises(BadInput, match="--backend"):
+            backends.Wish.parse(text)
+
+
+def test_layers_that_get_round_the_chosen_functions_are_noticed(new_hybrid, monkeypatch):
+    """As a kernel for the whole layer would, which no switch reaches."""
+    model = new_hybrid()
+    layer = model.model.layers[0].linear_attn
+    monkeypatch.setattr(layer, "forward", lambda hidden_states, **_: hidden_states)
+    with pytest.raises(BadInput, match="the chosen convolution ran 4 times instead of 6"):
+        wrap_target(model)
+
+
+def test_what_this_machine_can_run(new_hybrid, full_model):
+    target = wrap_target(new_hybrid(), backend="torch+recurrent")
+    rows = backends.available(target.model, target.parts)
+    assert [(r["backend"], r["runs"]) for r in rows] == [
+        ("fla+causal-conv1d", False),
+        ("fla+torch-conv", False),
+        ("torch+torch-conv", True),
+    ]
+    assert "cpu" in rows[0]["why"]
+    assert "pip install" in rows[0]["install"]
+    # Asking changed nothing.
+    before = calls(target.parts)
+    target.logits(IDS)
+    used = {k.rpartition(".")[2] for k, n in calls(target.parts).items() if n > before[k]}
+    assert used == {"torch_recurrent_gated_delta_rule", "causal_conv1d_fn"}
+    assert backends.available(full_model, find_parts(full_model)) == []
 
 
 def test_packed_sequences_are_refused(new_hybrid):
@@ -213,6 +285,14 @@ def test_a_release_that_hides_its_code_is_refused(hybrid_model, monkeypatch):
 def test_what_is_recorded(hybrid_model):
     record = wrap_target(hybrid_model, backend="torch").backend.to_json()
     assert record["requested"] == record["linear"] == record["convolution"] == "torch"
+    assert record["form"] == "auto"
+    ran = {path.rpartition(".")[2]: n for path, n in record["ran"].items()}
+    assert ran == {
+        "torch_chunk_gated_delta_rule": 3,
+        "torch_recurrent_gated_delta_rule": 3,
+        "causal_conv1d_fn": 3,
+        "causal_conv1d_update": 3,
+    }
     assert record["versions"]["torch"] == torch.__version__
     assert set(record["versions"]) >= {"transformers", "flash-linear-attention", "causal-conv1d"}
 
