@@ -59,7 +59,7 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for, written ``auto``, ``fla``, ``torch+recurrent``, ``fla+torch-conv`` and so on.
+    """What is asked for: ``auto``, ``fla``, ``torch+recurrent``, ``fla+torch-conv`` and so on.
 
     ``form`` None leaves transformers' own rule: chunked for several tokens, recurrent for one that
     continues a sequence. ``convolution`` None takes causal-conv1d with ``fla`` where it runs.
