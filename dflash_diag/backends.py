@@ -25,7 +25,7 @@ from torch import nn
 from dflash_diag import provenance
 from dflash_diag.caches import CacheAdapter
 from dflash_diag.errors import BadInput
-from dflash_diag.hidden_states import TargetParts, text_config
+from dflash_diag.hidden_states import TargetParts, input_device, text_config
 
 BackendName = Literal["auto", "fla", "torch"]
 BACKENDS = ("auto", "fla", "torch")
@@ -117,7 +117,7 @@ def choose_backend(
             "transformers 5.15 or later, with kernels chosen at import",
             "pip install 'transformers>=5.15'",
         )
-    device = next(model.parameters()).device
+    device = input_device(model)
     obstacle = None if requested == "torch" else _obstacle(recurrences, device)
     if requested != "torch" and obstacle is None:
         # causal-conv1d has no wheel, so a machine may well have only one of the two packages.
@@ -236,7 +236,7 @@ def probe(model: nn.Module) -> str | None:
 
     The two steps use different kernels: chunked, and recurrent.
     """
-    device = next(model.parameters()).device
+    device = input_device(model)
     ids = torch.arange(9, device=device)[None] % text_config(model).vocab_size
     adapter = CacheAdapter(model)
     cache = adapter.new()
