@@ -17,8 +17,21 @@ LAYERS = [
     {"errors", "paths", "progress", "results", "stats", "storage"},
     {"conventions", "masks", "metrics", "prompts", "provenance", "published", "trees"},
     {"example"},
-    {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "drafter", "foreign"}
-    | {"hidden_states", "proposals", "references", "scoring", "targets"},
+    {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "divergence", "drafter"}
+    | {
+        "foreign",
+        "hidden_states",
+        "identity",
+        "localization",
+        "modules",
+        "pairs",
+        "state_checks",
+        "proposals",
+        "references",
+        "scoring",
+        "targets",
+        "tensorfile",
+    },
     {"diagnostics"},
     {"compare", "config", "doctor", "runs", "training_audit"},
     {"history", "plotting", "report", "views"},

@@ -1,0 +1,200 @@
+"""Two captures of the same tokens: how their states differ, and what the difference costs.
+
+a is examined, b is what it is held against. The cost is counted in choices of the target, drafts,
+and accepted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dflash_diag.bundle import Capture
+from dflash_diag.divergence import Deviation
+from dflash_diag.errors import CaptureError
+from dflash_diag.modules import OUTPUT, Variant, computed_as
+from dflash_diag.references import ROUNDING
+
+if TYPE_CHECKING:
+    from dflash_diag.scoring import Scores
+    from dflash_diag.targets import Target
+
+
+def shared_prompts(a: Capture, b: Capture) -> list[tuple[int, int]]:
+    """Indices of the prompts that both captures hold, by id.
+
+    Raises
+    ------
+    CaptureError
+        They have no prompt in common, or hold other tokens for one.
+    """
+    theirs = {p.id: i for i, p in enumerate(b.prompts)}
+    pairs = [(i, theirs[p.id]) for i, p in enumerate(a.prompts) if p.id in theirs]
+    if not pairs:
+        raise CaptureError(f"{a.path} and {b.path} have no prompt in common", "the same ids")
+    for i, j in pairs:
+        ours, other = a.tokens(i).tolist(), b.tokens(j).tolist()
+        if ours != other:
+            at = next(
+                (t for t, (x, y) in enumerate(zip(ours, other, strict=False)) if x != y), None
+            )
+            at = min(len(ours), len(other)) if at is None else at
+            raise CaptureError(
+                f"{a.path} and {b.path} hold different tokens for prompt {a.prompts[i].id!r} "
+                f"(from position {at} on)",
+                "captures of the same tokens",
+                f"capture one of them again with --like {b.path}",
+            )
+    return pairs
+
+
+def layer_deviations(a: Capture, b: Capture) -> list[dict[str, Any]]:
+    """Difference of every layer that both captures hold, over the prompts and rows of both.
+
+    Returns
+    -------
+    list
+        In layer order, the numbers of `Deviation` with ``layer``, ``module`` (the layer's output)
+        and the largest difference's place as ``max_abs_prompt`` and ``max_abs_token``.
+    """
+    pairs = shared_prompts(a, b)
+    found: dict[int, Deviation] = {}
+    for i, j in pairs:
+        ours, theirs = a.rows(i), b.rows(j)
+        rows = torch.tensor(sorted(set(ours.tolist()) & set(theirs.tolist())))
+        in_a, in_b = torch.searchsorted(ours, rows), torch.searchsorted(theirs, rows)
+        for layer in sorted(set(a.layers(i)) & set(b.layers(j))):
+            found.setdefault(layer, Deviation()).add(
+                a.states(i, [layer])[in_a, 0],
+                b.states(j, [layer])[in_b, 0],
+                sequence=i,
+                positions=rows,
+            )
+    return [
+        _placed({"layer": layer, "module": OUTPUT, **one.to_json()}, a)
+        for layer, one in sorted(found.items())
+    ]
+
+
+def _placed(row: dict[str, Any], capture: Capture) -> dict[str, Any]:
+    sequence = row.pop("max_abs_sequence")
+    return {**row, "max_abs_prompt": None if sequence is None else capture.prompts[sequence].id}
+
+
+@torch.inference_mode()
+def layer_floor(
+    target: Target,
+    variants: tuple[Variant, Variant],
+    sequences: Sequence[Sequence[int]],
+    *,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[tuple[int, str], dict[str, Any]]:
+    """The noise floor of every layer: one way of computing a target against another.
+
+    Parameters
+    ----------
+    variants
+        Low precision, and float32 of the same code (`dflash_diag.localization.noise_variants`).
+    sequences
+        Tokens to measure it on.
+    tick
+        Called after each forward.
+
+    Returns
+    -------
+    dict
+        ``(layer, module)`` to the numbers of `Deviation`.
+    """
+    from dflash_diag.hidden_states import EMBEDDING, recorded
+
+    layers = range(EMBEDDING, target.n_layers)
+    states: list[list[Mapping[int, torch.Tensor]]] = []
+    for variant in variants:
+        states.append([])
+        with computed_as(target, variant) as live:
+            for tokens in sequences:
+                with recorded(live.parts, layers) as kept:
+                    live.logits(torch.tensor([list(tokens)]), last_only=True)
+                states[-1].append({layer: value[0].cpu() for layer, value in kept.items()})
+                tick()
+    found = {layer: Deviation() for layer in layers}
+    for low, high in zip(*states, strict=True):
+        for layer, one in found.items():
+            one.add(low[layer], high[layer])
+    return {(layer, OUTPUT): one.to_json() for layer, one in found.items()}
+
+
+def target_flips(a: Capture, b: Capture) -> list[dict[str, Any]]:
+    """Positions whose most likely next token is another in a than in b.
+
+    Returns
+    -------
+    list
+        One row a compared position of the prompts' last token and the continuations: ``prompt``,
+        ``position``, ``flipped``, ``margin_a``, ``margin_b`` [logits] and ``decisive``: the smaller
+        of the two margins is more than rounding explains, twice the relative error of one logit in
+        the lower of the two precisions.
+    """
+    precision = max((_dtype(c) for c in (a, b)), key=lambda name: ROUNDING[name])
+    rows = []
+    for i, j in shared_prompts(a, b):
+        ours, theirs = a.positions(i), b.positions(j)
+        both = ours.merge(theirs, on="position", suffixes=("_a", "_b"))
+        both = both[both["position"] >= a.prompts[i].n_prompt_tokens - 1]
+        for row in both.itertuples(index=False):
+            flipped = int(row.top_ids_a[0]) != int(row.top_ids_b[0])
+            noise = 2 * ROUNDING[precision] * max(abs(row.top_logit_a), abs(row.top_logit_b))
+            margins = float(row.margin_a), float(row.margin_b)
+            rows.append(
+                {
+                    "prompt": a.prompts[i].id,
+                    "position": int(row.position),
+                    "flipped": flipped,
+                    "margin_a": margins[0],
+                    "margin_b": margins[1],
+                    "decisive": flipped and min(margins) > noise,
+                }
+            )
+    return rows
+
+
+def _dtype(capture: Capture) -> str:
+    return str(capture.target_facts.get("dtype", "bfloat16"))
+
+
+def capture_variant(capture: Capture) -> Variant:
+    """How a capture was computed: its backend and dtype.
+
+    Raises
+    ------
+    CaptureError
+        It does not say, as one made by other code.
+    """
+    backend = capture.target_facts.get("backend")
+    if capture.foreign or backend is None:
+        raise CaptureError(f"{capture.path} does not say how its target was computed")
+    words = ["torch" if backend["linear"] == "none" else backend["linear"]]
+    if backend.get("form", "auto") != "auto":
+        words.append(backend["form"])
+    if backend["linear"] == "fla":
+        kernel = backend["convolution"] == "causal-conv1d"
+        words.append("causal-conv1d" if kernel else "torch-conv")
+    return Variant.parse(f"{'+'.join(words)}/{_dtype(capture)}")
+
+
+def draft_flips(a: Scores, b: Scores) -> dict[str, int]:
+    """Proposed tokens that differ between two scores of one drafter: ``flips`` of ``proposed``."""
+    pairs = list(_same_anchors(a, b))
+    flips = sum(int((x != y).sum()) for x, y in pairs)
+    return {"flips": flips, "proposed": sum(x.size for x, _ in pairs)}
+
+
+def _same_anchors(a: Scores, b: Scores) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Proposals [anchors, D] of both, prompt by prompt."""
+    theirs = {name: i for i, name in enumerate(b.prompt_ids)}
+    for i, name in enumerate(a.prompt_ids):
+        if name in theirs:
+            yield a.proposed[a.prompt == i], b.proposed[b.prompt == theirs[name]]
