@@ -84,6 +84,20 @@ CaptureDir = Annotated[
     str,
     _option("Use this capture; the target is then not needed.", metavar="DIR", panel=INPUTS),
 ]
+Against = Annotated[
+    str,
+    _option(
+        "Compare with this: a capture of the same tokens, or BACKEND/DTYPE (torch/bfloat16).",
+        metavar="DIR|BACKEND/DTYPE",
+        panel=INPUTS,
+    ),
+]
+OnePrompt = Annotated[
+    str,
+    _option(
+        "Prompt on which modules are compared; the first unless given.", metavar="ID", panel=INPUTS
+    ),
+]
 Overrides = Annotated[
     list[str],
     _option(
@@ -237,6 +251,58 @@ def score(
             storage.write_json(json, scored)
         typer.echo(text)
     return FAILED if run.has_verdict(refused, only=runs.SCORE_RESULTS) else DONE
+
+
+@app.command(
+    epilog="""
+Examples:
+
+  dflash-diag divergence --capture captures/gpu --against captures/cpu --drafter ./step_8000
+
+  dflash-diag divergence --target ./target --prompts p.jsonl --backend fla --against torch/float32
+
+  dflash-diag divergence --capture dump.safetensors --target ./target --against torch/float32
+"""
+)
+def divergence(
+    against: Against = "",
+    capture: CaptureDir = "",
+    target: Target = "",
+    prompts: Prompts = "",
+    drafter: Drafter = "",
+    prompt: OnePrompt = "",
+    max_new_tokens: NewTokens = 0,
+    overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
+    layers: Layers = "around",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    backend: Backend = "auto",
+    chat_template_kwargs: TemplateKwargs = "",
+    seed: Seed = 0,
+    fail_on: FailOn = "none",
+    json: Json = "",
+    out: Out = "",
+) -> int:
+    """Compare hidden states: layer by layer, module by module, and by what it costs.
+
+    The states of --capture (or of --target on --prompts) are held against another capture, or
+    against another backend or dtype of the live target. The noise floor is the same code in low
+    precision against itself in float32. The verdict is noise, harmless difference or cause; with
+    --drafter it rests on the accepted tokens. Captures by other code are audited on the way.
+    """
+    from dflash_diag import runs, state_runs, storage, views
+
+    config, refused = _config(locals()), runs.fail_on(fail_on)
+    run = runs.Run.open(config, needs_drafter=False)
+    with run.alone():
+        found, text = state_runs.divergence_json(run), views.divergence_text(run)
+    if json == "-":
+        typer.echo(storage.to_json_text(found), nl=False)
+    else:
+        if json:
+            storage.write_json(json, found)
+        typer.echo(text)
+    return FAILED if run.has_verdict(refused, only=state_runs.RESULTS) else DONE
 
 
 @app.command(

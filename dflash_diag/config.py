@@ -35,6 +35,8 @@ class RunConfig(BaseModel):
     prompts: str = Field("", description="JSONL file of prompts")
     max_new_tokens: int = Field(0, ge=0, description="G; 0 is the default")
     capture: str = Field("", description="capture to use; no target is needed then")
+    against: str = Field("", description="captures, or BACKEND/DTYPE, to compare states with")
+    prompt: str = Field("", description="prompt whose modules are compared; the first by default")
     overrides: tuple[str, ...] = Field((), description="field=value of the convention")
     served_output: str = Field("", description="a server's output to check")
     chat_template_kwargs: dict[str, Any] = Field({}, description="for the chat template")
@@ -86,8 +88,13 @@ class RunConfig(BaseModel):
         """Whether nothing was named, so that the embedded example is meant."""
         return not (self.target or self.drafter or self.prompts or self.capture)
 
-    def resolved(self) -> RunConfig:
+    def resolved(self, *, needs_drafter: bool = True) -> RunConfig:
         """The same with paths made absolute and the embedded example filled in.
+
+        Parameters
+        ----------
+        needs_drafter
+            Whether nothing can be done without one.
 
         Raises
         ------
@@ -104,9 +111,10 @@ class RunConfig(BaseModel):
                     "reference": self.reference or str(EXAMPLE.part(EXAMPLE.reference)),
                     "prompts": ",".join(str(data / name) for name, _ in EXAMPLE.prompts),
                     "max_new_tokens": self.max_new_tokens or EXAMPLE.max_new_tokens,
+                    "against": self.against or EXAMPLE.against_specs(),
                 }
             )
-        elif not self.drafter:
+        elif needs_drafter and not self.drafter:
             raise BadInput("no drafter is named", do="give --drafter")
         elif not self.capture and not (self.target and self.prompts):
             lacking = [n for n in ("target", "prompts") if not getattr(self, n)]
@@ -124,6 +132,7 @@ class RunConfig(BaseModel):
             update["target"] = str(Path(filled.target).expanduser().resolve())
         if filled.prompts and not self.is_example:
             update["prompts"] = str(Path(filled.prompts).expanduser().resolve())
+        update["against"] = ",".join(map(_absolute, filter(None, filled.against.split(","))))
         update["max_new_tokens"] = filled.max_new_tokens or NEW_TOKENS
         filled = filled.model_copy(update=update)
         named = Path(self.out).expanduser() if self.out else self.default_out()
@@ -138,6 +147,12 @@ class RunConfig(BaseModel):
         content = self.model_dump(mode="json", exclude={"out", "seed", "draws"})
         name = Path(self.drafter or self.target).name or "run"
         return root / f"{name}-{storage.content_key(content)[:8]}"
+
+
+def _absolute(spec: str) -> str:
+    """A capture's folder made absolute; a backend and dtype as they are."""
+    path = Path(spec.strip()).expanduser()
+    return str(path.resolve()) if path.exists() else spec.strip()
 
 
 _PATTERNS = {

@@ -26,6 +26,8 @@ class Example:
         ("prompts/general.jsonl", 14),
     )
     """Files, and how many prompts are taken from the start of each."""
+    against: tuple[str, ...] = ("torch/bfloat16",)
+    """What the captured states are compared with: captures, or backends with a dtype."""
     max_new_tokens: int = 64
     """G at which at most 30 % of the lines of the median completion are repeated."""
 
@@ -46,6 +48,12 @@ class Example:
             )
         verify(path)
         return path
+
+    def against_specs(self) -> str:
+        """`against` as an option has it, the captures verified."""
+        return ",".join(
+            str(self.part(one)) if one.startswith("zoo/") else one for one in self.against
+        )
 
     def read_prompts(self) -> list[Prompt]:
         """The prompts of the default report."""

@@ -15,6 +15,7 @@ import torch
 from dflash_diag.bundle import Capture
 from dflash_diag.divergence import Deviation
 from dflash_diag.errors import CaptureError
+from dflash_diag.hidden_states import EMBEDDING, recorded
 from dflash_diag.modules import OUTPUT, Variant, computed_as
 from dflash_diag.references import ROUNDING
 
@@ -108,8 +109,6 @@ def layer_floor(
     dict
         ``(layer, module)`` to the numbers of `Deviation`.
     """
-    from dflash_diag.hidden_states import EMBEDDING, recorded
-
     layers = range(EMBEDDING, target.n_layers)
     states: list[list[Mapping[int, torch.Tensor]]] = []
     for variant in variants:

@@ -6,6 +6,8 @@
     OUT/captures/KEY/                 what the target did (unless --capture names one)
     OUT/scores/KEY/                   scores and metrics of one drafter
     OUT/lossless/KEY.json             outcome of the lossless check
+    OUT/divergence/KEY.json           comparison with another backend, dtype or capture
+    OUT/state_checks/KEY.json         audit of the hidden states
     OUT/results/ID/                   one diagnostic's result
     OUT/notebooks/*.ipynb             executed copies
     OUT/index.html, *.html            the report
@@ -36,6 +38,7 @@ from dflash_diag.example import EXAMPLE
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
 from dflash_diag.results import Result, Verdict, worst
+from dflash_diag.state_runs import StateRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,20 +193,22 @@ class Run:
         return f'<p class="kicker">{escape(repr(self))}</p>'
 
     @classmethod
-    def open(cls, config: RunConfig, *, strict: bool = True) -> Run:
+    def open(cls, config: RunConfig, *, strict: bool = True, needs_drafter: bool = True) -> Run:
         """Check every input that can be checked without the target's weights; write nothing.
 
         Parameters
         ----------
         strict
             Refuse a drafter whose tensors are not those of its configuration.
+        needs_drafter
+            Whether nothing can be done without one.
 
         Raises
         ------
         BadInput
             Something given cannot be used.
         """
-        resolved = config.resolved()
+        resolved = config.resolved(needs_drafter=needs_drafter)
         if resolved.device.startswith("cuda"):
             from dflash_diag.targets import resolve_device
 
@@ -231,6 +236,7 @@ class Run:
             run._check_length(reading)
         if resolved.capture:
             _ = run.capture
+        _ = run.states.sides
         return run
 
     def _check_length(self, reading: Reading) -> None:
@@ -248,7 +254,7 @@ class Run:
 
     @property
     def roles(self) -> list[str]:
-        return [DRAFTER, REFERENCE] if self.config.reference else [DRAFTER]
+        return [role for role in (DRAFTER, REFERENCE) if getattr(self.config, role)]
 
     def reading(self, role: str) -> Reading:
         """A drafter's checkpoint with the convention under which it is read."""
@@ -311,7 +317,7 @@ class Run:
     def _make_capture(self, folder: Path) -> None:
         from dflash_diag.capture import make_capture
 
-        taps = sorted({tap for role in self.roles for tap in self.convention(role).taps})
+        taps = sorted({tap for role in self.roles for tap in self.convention(role).taps}) or None
         make_capture(
             self.target,
             self.prompts,
@@ -358,34 +364,43 @@ class Run:
         )
 
     @cached_property
-    def _capture_digest(self) -> str:
+    def capture_digest(self) -> str:
         """Hash of what the capture holds."""
-        path = self.capture.path
+        return self.digest_of(self.capture)
+
+    @staticmethod
+    def digest_of(capture: Capture) -> str:
+        """Hash of what a capture holds."""
+        path = capture.path
         files = [path / "manifest.json"] if path.is_dir() else [path]
         if path.is_dir() and not files[0].is_file():
-            files = list(self.capture.sequence_files)
+            files = list(capture.sequence_files)
         return storage.content_key([storage.sha256_file(file) for file in files])
 
     # --- measured -----------------------------------------------------------------------------
 
     def scores(self, role: str) -> Scores:
         """Scores of one drafter, computed if they are not there."""
-        from dflash_diag.scoring import Scores
-
         if role not in self._scores:
-            folder = self._scores_folder(role)
-            if not folder.is_dir():
-                with storage.staged_dir(folder) as stage:
-                    self._score(role).save(stage)
-            self._scores[role] = Scores.load(folder)
+            self._scores[role] = self.scores_on(self.capture, role)
         return self._scores[role]
 
-    def _score(self, role: str) -> Scores:
+    def scores_on(self, capture: Capture, role: str) -> Scores:
+        """Scores of one drafter on another capture of the target."""
+        from dflash_diag.scoring import Scores
+
+        folder = self.out / "scores" / self._score_key(role, self.digest_of(capture))[:12]
+        if not folder.is_dir():
+            with storage.staged_dir(folder) as stage:
+                self._score(capture, role).save(stage)
+        return Scores.load(folder)
+
+    def _score(self, capture: Capture, role: str) -> Scores:
         from dflash_diag.bundle import Capture
         from dflash_diag.scoring import score
 
-        Capture.load(self.capture.path, target=self.config.target or None)
-        return score(self.capture, self._drafter(role))
+        Capture.load(capture.path, target=self.config.target or None)
+        return score(capture, self._drafter(role))
 
     def _drafter(self, role: str) -> Drafter:
         import torch
@@ -399,13 +414,10 @@ class Run:
             self.checkpoint(role), self.convention(role), dtype=dtype, device=device
         )
 
-    def _scores_folder(self, role: str) -> Path:
-        return self.out / "scores" / self._score_key(role)[:12]
-
-    def _score_key(self, role: str) -> str:
+    def _score_key(self, role: str, digest: str = "") -> str:
         return storage.content_key(
             "scores/1",
-            self._capture_digest,
+            digest or self.capture_digest,
             self.checkpoint(role).weights_sha256,
             {k: v["value"] for k, v in self.convention(role).to_json().items()},
             self.config.device,
@@ -507,6 +519,23 @@ class Run:
         note = f"Noise floor: {found.noise_floor:.2g} logits ({found.how})."
         return {"checked": found.checked, "ok": found.ok, "rows": rows, "notes": [note]}
 
+    @cached_property
+    def states(self) -> StateRun:
+        """The hidden-state part of the run."""
+        return StateRun(self)
+
+    def sides(self) -> list[str]:
+        return list(self.states.sides)
+
+    def divergence(self, side: str) -> Mapping[str, Any]:
+        return self.states.divergence(side)
+
+    def side_scores(self, side: str) -> tuple[Scores, Scores]:
+        return self.states.scores(side)
+
+    def state_checks(self) -> Mapping[str, Any]:
+        return self.states.checks()
+
     def continuations(self) -> list[Continuation]:
         capture = self.capture
         return [
@@ -532,7 +561,7 @@ class Run:
                 self.name(role): {"files": self.checkpoint(role).files} for role in self.roles
             },
             target=dict(self.capture.target_facts),
-            capture=self._capture_digest,
+            capture=self.capture_digest,
             seed=self.seed,
             draws=self.draws,
         )
@@ -582,6 +611,8 @@ class Run:
             [[role, self.name(role), self._score_key(role)] for role in self.roles],
             self.config.target,
             self.config.served_output,
+            self.config.against,
+            self.config.prompt,
             self.seed,
             self.draws,
         )
@@ -636,6 +667,7 @@ class Run:
         for role in self.roles:
             self.scores(role)
         self._lossless_or_none()
+        self.states.compute()
         ids = list(diagnostics.catalogue())
         with progress(len(ids), "diagnostics", unit="question") as stage:
             for one in ids:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dflash_diag.bundle import Capture
 from dflash_diag.divergence import ASSUMED_FLOOR, deviation
-from dflash_diag.errors import BadInput, CaptureError
-from dflash_diag.hidden_states import EMBEDDING
+from dflash_diag.errors import CaptureError
+from dflash_diag.hidden_states import EMBEDDING, recorded
 from dflash_diag.identity import Identity, identify, layer_trace
-from dflash_diag.modules import Place, Variant, computed_as, traced
+from dflash_diag.modules import OUTPUT, Place, traced
 from dflash_diag.references import ROUNDING
 from dflash_diag.targets import Target
 
@@ -104,8 +104,6 @@ class TargetRunner:
 
     @torch.inference_mode()
     def _run(self, ids: Tensor, **arguments: Any) -> States:
-        from dflash_diag.hidden_states import recorded
-
         arguments = {"use_cache": False, **arguments}
         with recorded(self.target.parts, self.layers) as kept:
             self.target.model(input_ids=ids.to(self.target.device), logits_to_keep=1, **arguments)
@@ -116,28 +114,16 @@ Floor = Callable[[int], float]
 """Relative RMS of a layer's states that rounding alone explains."""
 
 
-def measured_floor(target: Target, ids: Sequence[int], low: str = "bfloat16") -> Floor:
-    """The noise floor of a target's layers on some tokens: low precision against float32.
+def floor_of(numbers: Mapping[tuple[int, str], Mapping[str, Any]] | None) -> Floor:
+    """The measured floors of layers as a function; None assumes `ASSUMED_FLOOR` for each."""
 
-    ``low`` is used for a target in float32, else its own precision. Where weights cannot be cast
-    (offloaded ones) or float32 does not fit, `ASSUMED_FLOOR` stands for every layer.
-    """
-    own = str(target.dtype).removeprefix("torch.")
-    backend = target.backend.requested
-    tokens = torch.tensor([list(ids)])
-    found: list[States] = []
-    try:
-        for dtype in ("float32", low if own == "float32" else own):
-            with computed_as(target, Variant(backend, dtype)) as live:
-                found.append(
-                    {k: v.float().cpu() for k, v in TargetRunner(live).plain(tokens).items()}
-                )
-    except (BadInput, torch.cuda.OutOfMemoryError):
-        return lambda _layer: ASSUMED_FLOOR
-    exact, rounded = found
-    numbers = {layer: deviation(rounded[layer][0], exact[layer][0])["rel_rms"] for layer in exact}
-    # The embedding is not computed, so that its floor is nothing; a later float may still differ.
-    return lambda layer: max(numbers.get(layer) or 0.0, 1e-6)
+    def floor(layer: int) -> float:
+        if numbers is None or (layer, OUTPUT) not in numbers:
+            return ASSUMED_FLOOR
+        # An embedding is looked up, not computed: its floor would be nothing at all.
+        return max(numbers[layer, OUTPUT]["rel_rms"] or 0.0, 1e-6)
+
+    return floor
 
 
 # --- the target -----------------------------------------------------------------------------------

@@ -227,6 +227,29 @@ def score_text(run: Run) -> str:
     return "\n".join(lines)
 
 
+def divergence_text(run: Run) -> str:
+    """One comparison of hidden states for a terminal."""
+    from dflash_diag.state_runs import STATE_CHECKS
+
+    name = run.sides()[0]
+    found = run.divergence(name)
+    lines = [f"{run.states.own_name} against {name}", found["floor_note"], ""]
+    lines.append(f"{'layer':>6}{'rel. RMS':>10}{'floor':>10}{'1 - cos':>10}{'largest':>10}  at")
+    for row in found["layers"]:
+        prompt, token, channel = (row[f"max_abs_{k}"] for k in ("prompt", "token", "channel"))
+        numbers = "".join(
+            f"{'–' if row[k] is None else format(row[k], '.2g'):>10}"  # noqa: RUF001
+            for k in ("rel_rms", "floor", "one_minus_cos", "max_abs")
+        )
+        at = f"{prompt}, token {token}, channel {channel}"
+        lines.append(f"{row['layer']:>6}{numbers}  {at}{'  above the noise' * row['above']}")
+    lines.append("")
+    for id_ in ("hidden.divergence", "hidden.modules", "hidden.effect", *STATE_CHECKS):
+        one = run.result(id_)
+        lines.append(f"{one.verdict.glyph} {one.verdict.name:<13}{one.headline}")
+    return "\n".join(lines)
+
+
 def _positions(found: Mapping[str, Any], most: int = 16) -> list[str]:
     walked, uniform = found["by_position_walked"][:most], found["by_position"][:most]
     rows = {

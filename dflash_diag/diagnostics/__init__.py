@@ -18,6 +18,11 @@ MODULES = (
     "prompts",
     "trees",
     "repetition",
+    "divergence",
+    "effect",
+    "modules",
+    "captured_states",
+    "target_states",
 )
 
 

@@ -80,6 +80,18 @@ class Inputs(Protocol):
     def served(self) -> Mapping[str, Any] | None:
         """The same comparison for a server's output; None where none was given."""
 
+    def sides(self) -> Sequence[str]:
+        """What the captured states are compared with; empty where nothing was given."""
+
+    def divergence(self, side: str) -> Mapping[str, Any]:
+        """Comparison with a side: rows ``layers``, ``modules``, ``flips``, and notes on them."""
+
+    def side_scores(self, side: str) -> tuple[Scores, Scores]:
+        """The drafter's scores on the capture and on a side; raises `Skip` where there are none."""
+
+    def state_checks(self) -> Mapping[str, Any]:
+        """Rows of the hidden-state audit by diagnostic id; a text where a check was skipped."""
+
     def provenance(self) -> Mapping[str, Any]:
         """Where the inputs come from."""
 

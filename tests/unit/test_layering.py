@@ -33,7 +33,7 @@ LAYERS = [
         "tensorfile",
     },
     {"diagnostics"},
-    {"compare", "config", "doctor", "runs", "training_audit"},
+    {"compare", "config", "doctor", "runs", "state_runs", "training_audit"},
     {"history", "plotting", "report", "views"},
     {"cli"},
 ]

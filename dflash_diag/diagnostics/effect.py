@@ -1,0 +1,100 @@
+"""What a difference of hidden states changes: choices of the target, drafts, accepted tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic, percent, signed
+from dflash_diag.diagnostics.divergence import HARMLESS, NOTHING, delta_tau
+from dflash_diag.results import Judgement, Result, Verdict
+from dflash_diag.stats import Estimate
+
+COLUMNS = ["side", "prompt", "position", "margin_a", "margin_b", "decisive"]
+FEW = 0.02
+"""Share of the target's choices that may flip by more than rounding: nothing is known to depend on
+it, so that beyond it a person should look."""
+
+
+def judge(result: Result) -> Judgement:
+    """The change of tau decides; without one, choices that flip by more than rounding warn."""
+    p = result.params
+    deltas = {k: e for k, e in result.estimates.items() if k.startswith("delta_tau")}
+    for key, delta in deltas.items():
+        if (
+            delta.lo is not None
+            and delta.hi is not None
+            and (delta.lo > HARMLESS or delta.hi < -HARMLESS)
+        ):
+            return Judgement(Verdict.FAIL, f"{key} is {signed(delta)}")
+    for name, side in p["sides"].items():
+        if side["n_decisive"] > FEW * side["n_positions"]:
+            why = f"{name}: {side['n_decisive']} choices of the target flip by more than rounding"
+            return Judgement(Verdict.WARN, why)
+    for key, delta in deltas.items():
+        if delta.lo is None or delta.hi is None or delta.lo < -HARMLESS or delta.hi > HARMLESS:
+            return Judgement(Verdict.INCONCLUSIVE, f"{key} is {signed(delta)}, undecided")
+    if not deltas:
+        why = "the target's choices flip no more than by rounding; the cost in tokens is unknown"
+        return Judgement(Verdict.INCONCLUSIVE, why)
+    return Judgement(Verdict.PASS, f"tau changes by less than {HARMLESS} tokens a round")
+
+
+@diagnostic(
+    id="hidden.effect",
+    question="What does the difference of hidden states cost in accepted tokens?",
+    page="03_hidden_state_divergence",
+    judge=judge,
+)
+def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
+    """Flipped choices with their margins, flipped drafts, and the paired change of tau.
+
+    Returns
+    -------
+    tuple
+        Frame columns: side, prompt, position, margin_a and margin_b (of the capture and of the side
+        [logits]), decisive; one row a flipped choice of the target.
+    """
+    import pandas as pd
+
+    from dflash_diag import pairs, stats
+
+    if not inputs.sides():
+        raise Skip(NOTHING)
+    rows, sides, notes, said = [], {}, [], []
+    estimates: dict[str, Estimate] = {}
+    for name in inputs.sides():
+        flips = pd.DataFrame(inputs.divergence(name)["flips"])
+        if len(flips):
+            by_prompt = flips.groupby("prompt", sort=False)["flipped"]
+            share = stats.ratio(by_prompt.sum(), by_prompt.count(), "share")
+            key = f"target_flips {name}"
+            found = stats.estimates({key: share}, seed=inputs.seed, draws=inputs.draws)
+            estimates[key] = found[key]
+            rows.append(flips[flips["flipped"]].assign(side=name)[COLUMNS])
+        decisive = int(flips["decisive"].sum()) if len(flips) else 0
+        sides[name] = {"n_positions": len(flips), "n_decisive": decisive}
+        words = f"{name}: {_share(estimates.get(f'target_flips {name}'))} of the target's choices"
+        try:
+            drafts = pairs.draft_flips(*inputs.side_scores(name))
+            estimates[f"delta_tau {name}"] = delta_tau(inputs, name)
+            sides[name] |= drafts
+            words += (
+                f" and {percent(drafts['flips'] / max(1, drafts['proposed']))} of the drafts flip, "
+                f"tau changes by {signed(estimates[f'delta_tau {name}'])}"
+            )
+        except Skip as reason:
+            words += f" flip ({decisive} by more than rounding)"
+            notes.append(f"{name}. {reason}")
+        said.append(words)
+    frame = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=COLUMNS)
+    return (
+        f"{'; '.join(said)}.",
+        frame,
+        {"estimates": estimates, "params": {"sides": sides}, "notes": notes},
+    )
+
+
+def _share(one: Estimate | None) -> str:
+    if one is None or one.value is None:
+        return "an unknown share"
+    return f"{100 * one.value:.2g}\u00a0%"
