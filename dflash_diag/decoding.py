@@ -11,7 +11,7 @@ H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,12 +21,15 @@ from torch.nn import functional as F
 
 from dflash_diag.bundle import Capture
 from dflash_diag.drafter import Drafter
-from dflash_diag.hidden_states import recorded, stacked
+from dflash_diag.hidden_states import Sink, ToHost, recorded, stacked, tapped
 from dflash_diag.masks import block_visible, context_visible
 from dflash_diag.targets import Target
 
 TOP = 8
 """Choices that are kept of every distribution."""
+
+LOGIT_BYTES = 128 * 2**20
+"""Logits made at one time, counted in float32."""
 
 _REFRESH_AFTER = 16
 """Committed tokens that may lie between the cache's copy and the anchor."""
@@ -104,21 +107,85 @@ def _continuation(chosen: Tensor, ids: Tensor, logits: Tensor, target: Target) -
 
 @dataclass(frozen=True, eq=False)
 class Forced:
-    """One teacher-forced forward over a whole sequence."""
+    """One teacher-forced forward over a whole sequence of T tokens.
 
-    logits: Tensor
-    """[T, V]: row t is the distribution of token t+1."""
-    states: Tensor
-    """[T, K, H] raw states of the layers asked for."""
+    Logits are made when they are asked for, some rows at a time: those of 2,048 positions over
+    248,320 words are 1 GiB.
+    """
+
+    states: dict[int, Tensor]
+    """Layer id to raw states [T, H] (or the rows asked for) in host memory."""
+    n_tokens: int
+    _source: Tensor = field(repr=False)
+    """[T, H] what the head reads; or logits [T, V] where the head alone does not make them."""
+    _head: Callable[[Tensor], Tensor] = field(repr=False)
+    _rows_at_once: int = field(repr=False)
+
+    def logits(self, positions: Tensor | None = None) -> Iterator[Tensor]:
+        """Logits of some positions, or of all, in slices [n, V] that are dropped one by one.
+
+        The row of position t is the distribution of token t+1.
+        """
+        hidden = self._source
+        if positions is not None:
+            hidden = hidden[positions.to(hidden.device)]
+        with torch.inference_mode():
+            for rows in hidden.split(self._rows_at_once):
+                yield self._head(rows)
+
+    def row(self, position: int) -> Tensor:
+        """Logits [V] of one position."""
+        (logits,) = self.logits(torch.tensor([position]))
+        return logits[0]
 
 
 @torch.inference_mode()
-def teacher_forced(target: Target, tokens: Sequence[int], layer_ids: Sequence[int] = ()) -> Forced:
-    """Run the target once over ``tokens``, without a cache."""
-    with recorded(target.parts, layer_ids) as kept:
-        logits = target.logits(torch.tensor([list(tokens)]))[0]
-    states = stacked(kept, layer_ids) if layer_ids else logits.new_zeros(len(tokens), 0, 0)
-    return Forced(logits, states)
+def teacher_forced(
+    target: Target,
+    tokens: Sequence[int],
+    layer_ids: Sequence[int] = (),
+    *,
+    rows: Tensor | None = None,
+    sink: Sink | None = None,
+) -> Forced:
+    """Run the target once over ``tokens``, without a cache.
+
+    The model computes the logits of the last position only. Its other rows come from the states
+    behind the final norm, which are kept; that these and the head make the model's logits is proved
+    on the last row, bit for bit. Where they do not, the model runs again for all of them.
+
+    Parameters
+    ----------
+    rows
+        Positions [R] whose states are wanted; all if None.
+    sink
+        Takes each layer's states [R, H] in host memory while the forward goes on, in place of
+        ``Forced.states``.
+    """
+    ids = torch.tensor([list(tokens)])
+    states: dict[int, Tensor] = {}
+    copies = ToHost(sink or states.__setitem__, rows)
+    normed: list[Tensor] = []
+    handle = target.parts.final_norm.register_forward_hook(
+        lambda _module, _args, output: normed.append(output)
+    )
+    try:
+        with tapped(target.parts, layer_ids, copies):
+            last = target.logits(ids, last_only=True)
+    finally:
+        handle.remove()
+    copies.finish()
+    n = len(tokens)
+    at_once = max(1, LOGIT_BYTES // (4 * last.shape[-1]))
+    if target.can_skip_logits and len(normed) == 1 and normed[0].shape[:2] == (1, n):
+        own = target.head_logits(normed[0][:, -1:])
+        if torch.equal(own.to(last.device), last):
+            return Forced(states, n, normed[0][0], target.head_logits, at_once)
+    return Forced(states, n, target.logits(ids)[0], _unchanged, at_once)
+
+
+def _unchanged(logits: Tensor) -> Tensor:
+    return logits
 
 
 def decode_gap(forced: Forced, n_prompt: int, ids: Sequence[int]) -> Tensor:
@@ -127,9 +194,11 @@ def decode_gap(forced: Forced, n_prompt: int, ids: Sequence[int]) -> Tensor:
     Rounding gives gaps of the size of `logit_noise`. Anything larger means that decoding with this
     target's cache does not compute what its plain forward computes.
     """
-    rows = forced.logits[n_prompt - 1 : n_prompt - 1 + len(ids)].float()
-    chosen = torch.tensor(list(ids), device=rows.device)
-    return (rows.amax(-1) - rows.gather(-1, chosen[:, None])[:, 0]).cpu()
+    highest, own = [], []
+    for rows, chosen in _beside(forced, n_prompt, torch.tensor(list(ids))[:, None]):
+        highest.append(rows.amax(-1).float())
+        own.append(rows.gather(-1, chosen)[:, 0].float())
+    return (torch.cat(highest) - torch.cat(own)).cpu()
 
 
 def logit_noise(forced: Forced, n_prompt: int, made: Continuation) -> float:
@@ -138,9 +207,16 @@ def logit_noise(forced: Forced, n_prompt: int, made: Continuation) -> float:
     Step by step with a cache, and teacher-forced in one forward, over the eight highest logits of
     every generated position.
     """
-    rows = forced.logits[n_prompt - 1 : n_prompt - 1 + len(made.ids)].float()
-    again = rows.gather(-1, made.top_ids.to(rows.device)).cpu()
-    return float((again - made.top_logits).abs().max())
+    again = [rows.gather(-1, ids) for rows, ids in _beside(forced, n_prompt, made.top_ids)]
+    return float((torch.cat(again).float().cpu() - made.top_logits).abs().max())
+
+
+def _beside(forced: Forced, n_prompt: int, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Slices of the logits of the generated positions, each with its rows of ``ids`` [G, …]."""
+    at = 0
+    for rows in forced.logits(torch.arange(n_prompt - 1, n_prompt - 1 + len(ids))):
+        yield rows, ids[at : at + len(rows)].to(rows.device)
+        at += len(rows)
 
 
 class Proposer(Protocol):
@@ -488,7 +564,7 @@ def departures(
     tokens = [*expected.prompt, *got]
     forced = teacher_forced(target, tokens)
     n_prompt = len(expected.prompt)
-    margin = top_margin(forced.logits[n_prompt - 1 + at])
+    margin = top_margin(forced.row(n_prompt - 1 + at))
     kind = "rounding" if margin <= floor else "state_fault"
     token = got[at] if at < len(got) else None
     wanted = expected.ids[at] if at < len(expected.ids) else -1
@@ -497,7 +573,7 @@ def departures(
         gaps = decode_gap(forced, n_prompt, got)
         later = next((i for i in range(at, len(got)) if float(gaps[i]) > floor), None)
         if later is not None:
-            row = forced.logits[n_prompt - 1 + later]
+            row = forced.row(n_prompt - 1 + later)
             choice = int(row.argmax())
             found.append(
                 Mismatch(

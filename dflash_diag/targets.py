@@ -6,8 +6,12 @@ transformers is imported when a target is loaded, never before: reading a captur
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import inspect
 import json
 import struct
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +25,13 @@ from torch import Tensor
 from dflash_diag.backends import Backend, choose_backend
 from dflash_diag.caches import CacheAdapter
 from dflash_diag.errors import BadInput, PromptError
-from dflash_diag.hidden_states import TargetParts, find_parts, norm_facts, text_config
+from dflash_diag.hidden_states import (
+    TargetParts,
+    find_parts,
+    input_device,
+    norm_facts,
+    text_config,
+)
 from dflash_diag.prompts import Prompt
 from dflash_diag.storage import StrPath, sha256_file
 
@@ -30,7 +40,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "split")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +58,8 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        return self.parts.embedding.weight.device
+        """Where its input goes, and its logits come from."""
+        return input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,6 +95,11 @@ class Target:
         return CacheAdapter(self.model)
 
     @cached_property
+    def can_skip_logits(self) -> bool:
+        """Whether its forward can be asked for the logits of the last position alone."""
+        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
+
+    @cached_property
     def fingerprint(self) -> dict[str, Any]:
         """See `fingerprint`; empty where the files are not at hand."""
         return fingerprint(self.folder) if self.folder else {}
@@ -111,10 +127,25 @@ class Target:
             arguments = self.caches.arguments(cache)
         if attention_mask is not None:
             arguments |= {"attention_mask": attention_mask, "position_ids": position_ids}
-        if last_only:
+        if last_only and self.can_skip_logits:
             arguments["logits_to_keep"] = 1
         logits: Tensor = self.model(input_ids=ids.to(self.device), **arguments).logits
-        return logits
+        return logits[:, -1:] if last_only else logits
+
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of what the head reads [..., H], scaled and capped as configured.
+
+        This repeats what most models do behind their final norm. Whether this one does is for the
+        caller to prove, by a row of `logits`.
+        """
+        logits: Tensor = self.parts.head(hidden)
+        config = text_config(self.model)
+        if getattr(config, "logit_scale", None) is not None:
+            logits = logits * config.logit_scale
+        if getattr(config, "logits_scaling", None) is not None:
+            logits = logits / config.logits_scaling
+        cap = getattr(config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a prompt.
@@ -194,7 +225,7 @@ class Target:
             "layer_types": list(layer_types) if layer_types else None,
             "layers_path": self.parts.path,
             "max_positions": self.max_positions,
-            "n_parameters": sum(p.numel() for p in self.model.parameters()),
+            "n_parameters": self._n_parameters(),
             "tied": self.parts.tied,
             "eos_token_ids": sorted(self.eos_ids),
             "final_norm": norm_facts(self.parts.final_norm),
@@ -208,6 +239,11 @@ class Target:
             "files": self.fingerprint,
         }
 
+    def _n_parameters(self) -> int:
+        n = sum(p.numel() for p in self.model.parameters())
+        twice = self.parts.tied and self.parts.embedding.weight is not self.parts.head.weight
+        return n - self.parts.head.weight.numel() if twice else n
+
 
 def load_target(
     source: StrPath,
@@ -215,15 +251,21 @@ def load_target(
     device: str = "auto",
     dtype: str = "auto",
     backend: str = "auto",
+    max_memory: Mapping[int | str, int | str] | None = None,
 ) -> Target:
     """Load a target from a folder, or by a hub id through transformers.
 
     Parameters
     ----------
     device
-        ``auto`` takes a GPU if there is one.
+        ``auto`` takes a GPU if there is one. ``split`` is for a target that is too big for it: its
+        layers are spread over all GPUs, then host memory, then the disk, by accelerate. They still
+        run on a GPU, each fetched when its turn comes.
     dtype
         ``auto`` is float32 on a CPU and the checkpoint's own type on a GPU.
+    max_memory
+        For ``split``: how much each place may hold, such as ``{0: "70GiB", "cpu": "100GiB"}``. All
+        that is free, if not given.
 
     Raises
     ------
@@ -235,9 +277,13 @@ def load_target(
     if dtype not in ("auto", *DTYPES):
         raise BadInput(f"--dtype {dtype}", f"one of auto, {', '.join(DTYPES)}")
     wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
-    with _quiet_loading():
-        model = _from_pretrained(folder or str(source), wanted)
-    model = model.to(place).eval().requires_grad_(requires_grad=False)
+    if device == "split":
+        with _quiet_loading():
+            model = _spread(folder or str(source), wanted, max_memory)
+    else:
+        with _quiet_loading():
+            model = _from_pretrained(folder or str(source), wanted).to(place)
+    model = model.eval().requires_grad_(requires_grad=False)
     if folder is None:
         folder = _hub_folder(str(source))
     return wrap_target(model, source=str(source), folder=folder, backend=backend)
@@ -280,6 +326,8 @@ def _existing_folder(source: StrPath) -> Path | None:
 def resolve_device(name: str) -> torch.device:
     """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` means on this machine.
 
+    ``split`` is about the target's layers; all else goes where ``auto`` puts it.
+
     Raises
     ------
     BadInput
@@ -292,12 +340,34 @@ def resolve_device(name: str) -> torch.device:
         raise BadInput(f"--device {name}, but torch sees no GPU", do="use --device cpu")
     if name.startswith("cuda:") and not 0 <= int(name[5:]) < torch.cuda.device_count():
         raise BadInput(f"--device {name}, but torch sees {torch.cuda.device_count()} GPUs")
-    if name == "auto":
+    if name in ("auto", "split"):
         name = "cuda" if has_gpu else "cpu"
     return torch.device(name)
 
 
-def _from_pretrained(source: StrPath, dtype: torch.dtype | str) -> Any:
+def _spread(
+    source: StrPath, dtype: torch.dtype | str, max_memory: Mapping[int | str, int | str] | None
+) -> Any:
+    """A model whose layers accelerate has spread over GPUs, host memory and disk."""
+    if importlib.util.find_spec("accelerate") is None:
+        raise BadInput(
+            "--device split needs accelerate, which is not installed",
+            do="pip install 'dflash-diag[big]'",
+        )
+    # Layers whose type changes while loading are written here; the others stay in their files.
+    folder = tempfile.TemporaryDirectory(prefix="dflash-diag-", ignore_cleanup_errors=True)
+    model = _from_pretrained(
+        source,
+        dtype,
+        device_map="auto",
+        max_memory=None if max_memory is None else dict(max_memory),
+        offload_folder=folder.name,
+    )
+    weakref.finalize(model, folder.cleanup)
+    return model
+
+
+def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) -> Any:
     import transformers
     from safetensors import SafetensorError
 
@@ -305,7 +375,9 @@ def _from_pretrained(source: StrPath, dtype: torch.dtype | str) -> Any:
         config = transformers.AutoConfig.from_pretrained(source)
         name = (getattr(config, "architectures", None) or [""])[0]
         kind: Any = getattr(transformers, name, transformers.AutoModelForCausalLM)
-        model, loading = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        model, loading = kind.from_pretrained(
+            source, dtype=dtype, output_loading_info=True, **placing
+        )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         lines = str(error).strip().splitlines()
         raise BadInput(

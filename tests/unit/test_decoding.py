@@ -109,7 +109,10 @@ def test_generation_ends_at_the_end_token(model):
 def test_teacher_forcing_agrees_with_decoding_up_to_rounding(target):
     for prompt, made in zip(prompts(), greedy(target, prompts(), G), strict=True):
         forced = teacher_forced(target, [*prompt, *made.ids], (1, 3))
-        assert forced.states.shape == (len(prompt) + G, 2, 64)
+        assert {j: tuple(x.shape) for j, x in forced.states.items()} == {
+            1: (len(prompt) + G, 64),
+            3: (len(prompt) + G, 64),
+        }
         assert float(decode_gap(forced, len(prompt), made.ids).max()) == 0
         assert 0 < logit_noise(forced, len(prompt), made) < 1e-4
         other = [(t + 1) % 320 for t in made.ids]
@@ -244,7 +247,7 @@ def test_mismatches_are_split_by_margin(hybrid_model):
     (one,) = expect(target, [("p", prompts()[0])], G)
     # What the target itself would choose second, and then go on from.
     at = 10
-    row = teacher_forced(target, one.prompt + one.ids).logits[len(one.prompt) - 1 + at].float()
+    row = teacher_forced(target, one.prompt + one.ids).row(len(one.prompt) - 1 + at).float()
     first, second = row.topk(2).values.tolist()
     swapped = [*one.ids[:at], int(row.topk(2).indices[1])]
     swapped += slow_greedy(target, one.prompt + swapped, G - len(swapped))
@@ -324,7 +327,8 @@ def test_a_drafter_proposes_what_a_recomputation_from_scratch_gives(target, chan
         return (hidden @ head.T).argmax(-1)
 
     def by_hand(tokens, anchor):
-        states = teacher_forced(target, tokens[:anchor], how.taps).states
+        taken = teacher_forced(target, tokens[:anchor], how.taps).states
+        states = torch.stack([taken[j] for j in how.taps], dim=1)
         if how.last_layer_normed:
             states = torch.stack([target.parts.final_norm(states[:, 0]), states[:, 1]], dim=1)
         block = torch.tensor([tokens[anchor], *[319] * 5])
