@@ -3,11 +3,12 @@
 Reading one loads neither transformers nor the target, and opens no connection.
 
 The folder holds ``capture.json`` (facts), ``prompts.parquet``, ``positions.parquet`` (one row a
-position), ``states/NNNNN.safetensors`` (``tokens`` [T] and ``layer.J`` [T, H] of one prompt),
+position), ``states/NNNNN.safetensors`` (``tokens`` [T] and ``layer.J`` [T, H] of one prompt; a
+thinned capture has ``rows`` [R], and R rows of states),
 ``shared/SHA256.safetensors`` (embedding, head and final norm, under their own hash) and
 ``manifest.json`` with the sha256 of every other file.
 
-Symbols: T tokens, K layers asked for, H hidden size, V vocabulary.
+Symbols: T tokens, R positions held, K layers asked for, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class CapturedPrompt:
     ended: bool
     """Whether generation ended by itself before the requested length."""
     logit_noise: float | None = None
-    """Largest difference between a logit decoded step by step and teacher-forced."""
+    """Largest difference between a logit decoded step by step and teacher-forced; None where
+    nothing was decoded."""
     decode_gap: float | None = None
     """Largest distance of a generated token below the teacher-forced choice, in logits."""
     prompt_text: str | None = None
@@ -69,7 +71,7 @@ class Capture:
     target_facts: Mapping[str, Any]
     """``hidden_size``, ``vocab_size``, ``n_layers``, ``layer_types``, ``dtype``, ``backend``, …"""
     layer_ids: tuple[int, ...]
-    """Layers whose states it holds; -1 is the embedding output."""
+    """Layers whose states it holds of every prompt; -1 is the embedding output."""
     prompts: tuple[CapturedPrompt, ...]
     facts: Mapping[str, Any] = field(repr=False)
     """All of ``capture.json``."""
@@ -133,14 +135,37 @@ class Capture:
         """The greedy continuation alone: int64 [G]."""
         return self.tokens(i)[self.prompts[i].n_prompt_tokens :]
 
+    def layers(self, i: int) -> tuple[int, ...]:
+        """Layers whose states it holds of prompt ``i``, which may be more than ``layer_ids``."""
+        if self.foreign:
+            return self.layer_ids
+        with self._open(self.sequence_files[i]) as file:
+            names = [key for key in file.keys() if key.startswith(_LAYER)]  # noqa: SIM118
+        return tuple(sorted(int(name.removeprefix(_LAYER)) for name in names))
+
+    @property
+    def thinned(self) -> bool:
+        """Whether it holds the states and choices of some positions only."""
+        return self.facts.get("keep_rows") is not None
+
+    def rows(self, i: int) -> Tensor:
+        """Positions of prompt ``i`` whose states it holds: int64 [R], all T unless `thinned`."""
+        if not self.thinned:
+            return torch.arange(len(self.tokens(i)))
+        with self._open(self.sequence_files[i]) as file:
+            return file.get_tensor("rows")
+
     def states(self, i: int, layer_ids: Iterable[int]) -> Tensor:
-        """States [T, K, H] of prompt ``i``: raw outputs of decoder layers, -1 the embeddings."""
-        wanted = list(layer_ids)
-        lacking = [j for j in wanted if j not in self.layer_ids]
+        """States [R, K, H] of prompt ``i``: raw outputs of decoder layers, -1 the embeddings.
+
+        One row for each of `rows`, which are all T positions unless the capture is `thinned`.
+        """
+        wanted, held = list(layer_ids), self.layers(i)
+        lacking = [j for j in wanted if j not in held]
         if lacking:
             raise CaptureError(
                 f"{self.path} has no states of layer {', '.join(map(str, lacking))} "
-                f"(it has {', '.join(map(str, self.layer_ids))})",
+                f"(it has {', '.join(map(str, held))})",
                 do="capture again with these taps, or with --layers all",
             )
         with self._open(self.sequence_files[i]) as file:
@@ -177,7 +202,7 @@ class Capture:
         return (x * (1 + weight if how["style"] == "one_plus" else weight)).to(states.dtype)
 
     def positions(self, i: int) -> pd.DataFrame:
-        """What the target itself would say at every position of prompt ``i``, teacher-forced.
+        """What the target itself would say at the `rows` of prompt ``i``, teacher-forced.
 
         One row a position t: ``position``, ``token`` (there), ``text`` of that token, and of the
         distribution of the token at t+1 ``top_ids`` and ``top_logprobs`` (lists of 8, best first),
@@ -187,7 +212,7 @@ class Capture:
         return table[table["prompt"] == i].drop(columns="prompt").reset_index(drop=True)
 
     def top_choices(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and log-probabilities of the target's best 8 at every position: [T, 8] each."""
+        """Ids and log-probabilities of the target's best 8 at the `rows`: [R, 8] each."""
         rows = self.positions(i)
         return np.stack(rows["top_ids"].to_list()), np.stack(rows["top_logprobs"].to_list())
 
@@ -246,9 +271,12 @@ class Capture:
             raise CaptureError(f"{path} cannot be read ({error})", do=_AGAIN) from error
 
 
+_LAYER = "layer."
+
+
 def layer_key(layer_id: int) -> str:
     """Name of a layer's states in a sequence file."""
-    return f"layer.{layer_id}"
+    return f"{_LAYER}{layer_id}"
 
 
 def sequence_name(index: int) -> str:
@@ -275,8 +303,8 @@ def _load_bundle(path: Path, *, verify: bool) -> Capture:
             n_prompt_tokens=int(row["n_prompt_tokens"]),
             n_generated=int(row["n_generated"]),
             ended=bool(row["ended"]),
-            logit_noise=float(row["logit_noise"]),
-            decode_gap=float(row["decode_gap"]),
+            logit_noise=_number(row["logit_noise"]),
+            decode_gap=_number(row["decode_gap"]),
             prompt_text=_text(row["prompt_text"]),
             continuation_text=_text(row["continuation_text"]),
         )
@@ -291,6 +319,10 @@ def _load_bundle(path: Path, *, verify: bool) -> Capture:
         sequence_files=tuple(path / sequence_name(i) for i in range(len(prompts))),
         shared_tensors={name: (path / file, "weight") for name, file in facts["shared"].items()},
     )
+
+
+def _number(value: Any) -> float | None:
+    return None if value != value else float(value)  # NaN: not measured
 
 
 def _text(value: Any) -> str | None:

@@ -31,17 +31,19 @@ from dflash_diag.bundle import (
 from dflash_diag.decoding import (
     TOP,
     Continuation,
+    Forced,
     decode_gap,
     greedy,
     logit_noise,
     teacher_forced,
 )
 from dflash_diag.errors import BadInput, Interrupted, OutputError, PromptError
-from dflash_diag.hidden_states import LayerMode, select_layers
+from dflash_diag.hidden_states import LayerMode, select_layers, weight_of
 from dflash_diag.progress import Progress, progress
 from dflash_diag.prompts import Prompt
 from dflash_diag.storage import (
     StrPath,
+    atomic_file,
     atomic_write,
     content_key,
     make_dir,
@@ -52,6 +54,7 @@ from dflash_diag.storage import (
     write_json,
 )
 from dflash_diag.targets import Target, load_target
+from dflash_diag.tensorfile import TensorFile
 
 __all__ = ["Capture", "CapturedPrompt", "make_capture"]
 
@@ -61,18 +64,18 @@ BATCH = 8
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Share of the highest logit by which decoding in a batch may miss the teacher-forced choice."""
 
-_ROWS = 256
-"""Rows of logits that are turned into probabilities at a time."""
-
 
 def make_capture(
     target: Target | StrPath,
     prompts: Sequence[Prompt],
     out: StrPath,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | None = None,
+    like: Capture | None = None,
     layers: LayerMode = "around",
     taps: Iterable[int] | None = None,
+    all_layers_for: int = 0,
+    keep_rows: int | None = None,
     dtype: str = "auto",
     device: str = "auto",
     backend: str = "auto",
@@ -91,8 +94,17 @@ def make_capture(
         The capture's folder.
     max_new_tokens
         G: generated tokens, fewer where a prompt's continuation ends by itself.
+    like
+        Another capture whose tokens are run through this target, in place of prompts and decoding;
+        G is then its own. Two captures of the same tokens can be compared.
     layers, taps
         See `select_layers`.
+    all_layers_for
+        Prompts, the first ones, of which every layer is kept.
+    keep_rows
+        Positions a prompt whose states and choices are kept, spread evenly and ending with the
+        last. They are those of the full forward. Such a capture is for comparing states; it cannot
+        be scored.
     seed
         Recorded only: greedy decoding draws nothing.
     silent
@@ -107,45 +119,65 @@ def make_capture(
     Interrupted
         Stopped by the keyboard; the same call resumes.
     """
-    if max_new_tokens < 1:
+    if like is not None and (prompts or max_new_tokens is not None):
+        raise BadInput("prompts or a length beside a capture to be like", "one of the two")
+    if like is None and (max_new_tokens is None or max_new_tokens < 1):
         raise BadInput(f"--max-new-tokens {max_new_tokens}", "at least 1")
-    if not prompts:
+    if like is None and not prompts:
         raise PromptError("no prompts", "at least one")
+    if keep_rows is not None and keep_rows < 1:
+        raise BadInput(f"keep_rows={keep_rows}", "at least 1")
     out = Path(out)
     if not isinstance(target, Target):
         target = load_target(target, device=device, dtype=dtype, backend=backend)
-    layer_ids = select_layers(layers, target.n_layers, taps)
-    encoded = [_encode(target, p, max_new_tokens, chat_template_kwargs) for p in prompts]
+    plan = _Plan(
+        layer_ids=select_layers(layers, target.n_layers, taps),
+        all_layers=select_layers("all", target.n_layers),
+        all_layers_for=all_layers_for,
+        keep_rows=keep_rows,
+        max_new_tokens=(max_new_tokens or 0) if like is None else like.max_new_tokens,
+    )
+    if like is None:
+        texts = [_Text.of(target, p, plan.max_new_tokens, chat_template_kwargs) for p in prompts]
+    else:
+        texts = [_Text.like(target, like, i) for i in range(len(like))]
     request = {
-        "max_new_tokens": max_new_tokens,
-        "layer_ids": list(layer_ids),
+        "max_new_tokens": plan.max_new_tokens,
+        "layer_ids": list(plan.layer_ids),
         "chat_template_kwargs": dict(chat_template_kwargs or {}),
         "seed": seed,
     }
+    if like is not None:
+        tokens = content_key([[t.id, t.prompt_ids, t.given] for t in texts])
+        request["like"] = {"tokens": tokens, "source": like.target_facts.get("source")}
+    if all_layers_for:
+        request["all_layers_for"] = all_layers_for
+    if keep_rows is not None:
+        request["keep_rows"] = keep_rows
     facts = target.facts()
+    encoded = [t.prompt_ids for t in texts]
     key = content_key(SCHEMA, request, facts, [p.to_json() for p in prompts], encoded)
     existing = _existing(out, key)
     if existing is not None:
         return existing
     work = _open_work(out, key)
-    stage: Progress[Any] = progress(len(prompts), "capture", unit="prompt", silent=silent)
     try:
-        with stage:
-            _fill(work, target, prompts, encoded, max_new_tokens, layer_ids, stage)
+        _fill(work, target, texts, plan, silent=silent)
         facts = {
             "schema": SCHEMA,
             "key": key,
             **request,
-            "n_prompts": len(prompts),
+            "n_prompts": len(texts),
             "target": facts,
             "shared": _store_shared(work, out, target),
             "provenance": provenance.collect(given=request, device=str(target.device)),
         }
-        _finish(work, prompts, facts)
+        _finish(work, len(texts), facts)
         replace_dir(work, out)
     except KeyboardInterrupt as error:
+        done = len(list((work / "parts").glob("*.json")))
         raise Interrupted(
-            f"capture stopped after {stage.done} of {len(prompts)} prompts; "
+            f"capture stopped after {done} of {len(texts)} prompts; "
             "the same command goes on from there"
         ) from error
     except OutputError:
@@ -155,18 +187,64 @@ def make_capture(
     return Capture.load(out, verify=False)
 
 
-def _encode(
-    target: Target, prompt: Prompt, max_new_tokens: int, template: Mapping[str, Any] | None
-) -> list[int]:
-    ids = target.encode(prompt, template)
+@dataclass(frozen=True)
+class _Plan:
+    """Which states of a prompt are kept, and how long its continuation may be."""
+
+    layer_ids: tuple[int, ...]
+    all_layers: tuple[int, ...]
+    all_layers_for: int
+    keep_rows: int | None
+    max_new_tokens: int
+
+    def layers(self, index: int) -> tuple[int, ...]:
+        return self.all_layers if index < self.all_layers_for else self.layer_ids
+
+    def rows(self, n_tokens: int) -> Tensor | None:
+        """Positions [R] to keep, ascending; None if all are."""
+        if self.keep_rows is None:
+            return None
+        n = min(self.keep_rows, n_tokens)
+        return torch.arange(1, n + 1) * n_tokens // n - 1
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A prompt in tokens, with its continuation where that is given."""
+
+    id: str
+    prompt_ids: list[int]
+    prompt_text: str | None
+    given: list[int] | None = None
+    ended: bool = False
+
+    @classmethod
+    def of(
+        cls, target: Target, prompt: Prompt, g: int, template: Mapping[str, Any] | None
+    ) -> _Text:
+        ids = target.encode(prompt, template)
+        _check_length(target, prompt.id, len(ids), g)
+        text = prompt.text if prompt.text is not None else target.decode(ids)
+        return cls(prompt.id, ids, text)
+
+    @classmethod
+    def like(cls, target: Target, capture: Capture, i: int) -> _Text:
+        prompt, tokens = capture.prompts[i], capture.tokens(i).tolist()
+        target.check_ids(prompt.id, tokens)
+        ids, given = tokens[: prompt.n_prompt_tokens], tokens[prompt.n_prompt_tokens :]
+        _check_length(target, prompt.id, len(ids), len(given))
+        text = prompt.prompt_text if prompt.prompt_text is not None else target.decode(ids)
+        return cls(prompt.id, ids, text, given, prompt.ended)
+
+
+def _check_length(target: Target, name: str, n_prompt: int, n_more: int) -> None:
     limit = target.max_positions
-    if limit is not None and len(ids) + max_new_tokens > limit:
+    if limit is not None and n_prompt + n_more > limit:
         raise PromptError(
-            f"prompt {prompt.id!r} has {len(ids)} tokens and {max_new_tokens} are to follow",
+            f"prompt {name!r} has {n_prompt} tokens and {n_more} are to follow",
             f"at most {limit} in all, the target's positions",
             "shorten it, or lower --max-new-tokens",
         )
-    return ids
 
 
 def _existing(out: Path, key: str) -> Capture | None:
@@ -190,6 +268,8 @@ def _open_work(out: Path, key: str) -> Path:
     """The folder of an unfinished run of the same request, or a new one."""
     work = out.parent / f".{out.name}.partial"
     if (work / "run.json").is_file() and read_json(work / "run.json").get("key") == key:
+        for half in work.rglob(".*"):  # a file that was being written when the run was killed
+            half.unlink()
         return work
     with output_errors(work):
         if work.exists():
@@ -226,92 +306,119 @@ class _Part:
         return bool(read_json(self.row)["states_sha256"] == sha256_file(self.states))
 
 
-def _fill(
-    work: Path,
-    target: Target,
-    prompts: Sequence[Prompt],
-    encoded: Sequence[list[int]],
-    max_new_tokens: int,
-    layer_ids: Sequence[int],
-    stage: Progress[Any],
-) -> None:
+def _fill(work: Path, target: Target, texts: Sequence[_Text], plan: _Plan, *, silent: bool) -> None:
     """Write the parts of every prompt that has none yet."""
-    todo = [i for i in range(len(prompts)) if not _Part(work, i).finished()]
-    stage.update(len(prompts) - len(todo))
-    for first in range(0, len(todo), BATCH):
-        batch = todo[first : first + BATCH]
-        made = greedy(target, [encoded[i] for i in batch], max_new_tokens)
-        for i, continuation in zip(batch, made, strict=True):
-            _write_part(
-                _Part(work, i),
-                target,
-                prompts[i],
-                encoded[i],
-                continuation,
-                max_new_tokens,
-                layer_ids,
-            )
-            stage.update()
+    todo = [i for i in range(len(texts)) if not _Part(work, i).finished()]
+    done = len(texts) - len(todo)
+    total = sum(plan.max_new_tokens if texts[i].given is None else 1 for i in todo)
+    unit = "token" if texts[0].given is None else "prompt"
+    with progress(total, "capture", unit=unit, silent=silent) as stage:
+        for first in range(0, len(todo), BATCH):
+            batch = todo[first : first + BATCH]
+            for i, continuation in zip(
+                batch, _decoded(target, texts, batch, plan, stage), strict=True
+            ):
+                _write_part(_Part(work, i), target, texts[i], continuation, plan)
+                done += 1
+                stage.update(
+                    int(texts[i].given is not None), note=f"{done} of {len(texts)} prompts"
+                )
+
+
+def _decoded(
+    target: Target, texts: Sequence[_Text], batch: Sequence[int], plan: _Plan, stage: Progress[Any]
+) -> list[Continuation | None]:
+    """Continuations of a batch of prompts; None for those that are given."""
+    if texts[batch[0]].given is not None:
+        return [None] * len(batch)
+    g, n = plan.max_new_tokens, len(batch)
+    made = greedy(target, [texts[i].prompt_ids for i in batch], g, tick=lambda: stage.update(n))
+    # What was not generated because all had ended is done as well.
+    stage.update(n * (g - max(len(one.ids) for one in made)))
+    return list(made)
 
 
 def _write_part(
-    part: _Part,
-    target: Target,
-    prompt: Prompt,
-    ids: list[int],
-    made: Continuation,
-    max_new_tokens: int,
-    layer_ids: Sequence[int],
+    part: _Part, target: Target, text: _Text, made: Continuation | None, plan: _Plan
 ) -> None:
-    tokens = [*ids, *made.ids]
-    forced = teacher_forced(target, tokens, layer_ids)
-    gap = float(decode_gap(forced, len(ids), made.ids).max())
-    if gap > _TOLERANCE[target.dtype] * float(forced.logits.abs().max()):
-        # This target does not take padding, or its batched kernels differ: decode it alone.
-        made = greedy(target, [ids], max_new_tokens)[0]
-        tokens = [*ids, *made.ids]
-        forced = teacher_forced(target, tokens, layer_ids)
-        gap = float(decode_gap(forced, len(ids), made.ids).max())
-    states = {
-        layer_key(layer): forced.states[:, k].contiguous().cpu()
-        for k, layer in enumerate(layer_ids)
-    }
-    content = save({"tokens": torch.tensor(tokens), **states}, metadata={"id": prompt.id})
-    atomic_write(part.states, content)
-    frame = _choices(forced.logits)
+    n_prompt = len(text.prompt_ids)
+    forced = _forward(part, target, text, made, plan)
+    gap = noise = None
+    if made is not None:
+        gap = float(decode_gap(forced, n_prompt, made.ids).max())
+        if gap > _TOLERANCE[target.dtype] * float(made.top_logits.abs().max()):
+            # This target does not take padding, or its batched kernels differ: decode it alone.
+            made = greedy(target, [text.prompt_ids], plan.max_new_tokens)[0]
+            forced = _forward(part, target, text, made, plan)
+            gap = float(decode_gap(forced, n_prompt, made.ids).max())
+        noise = logit_noise(forced, n_prompt, made)
+    continuation = made.ids if made is not None else text.given or []
+    tokens = [*text.prompt_ids, *continuation]
+    rows = plan.rows(len(tokens))
+    positions = range(len(tokens)) if rows is None else rows.tolist()
+    frame = _choices(forced, rows)
     frame.insert(0, "prompt", part.index)
-    frame.insert(1, "position", range(len(tokens)))
-    frame.insert(2, "token", tokens)
-    frame.insert(3, "text", [target.decode([t]) for t in tokens])
+    frame.insert(1, "position", positions)
+    frame.insert(2, "token", [tokens[t] for t in positions])
+    frame.insert(3, "text", [target.decode([tokens[t]]) for t in positions])
     _write_parquet(part.positions, frame)
     row = CapturedPrompt(
-        id=prompt.id,
-        n_prompt_tokens=len(ids),
-        n_generated=len(made.ids),
-        ended=made.ended,
-        logit_noise=logit_noise(forced, len(ids), made),
+        id=text.id,
+        n_prompt_tokens=n_prompt,
+        n_generated=len(continuation),
+        ended=made.ended if made is not None else text.ended,
+        logit_noise=noise,
         decode_gap=gap,
-        prompt_text=prompt.text if prompt.text is not None else target.decode(ids),
-        continuation_text=target.decode(made.ids),
+        prompt_text=text.prompt_text,
+        continuation_text=target.decode(continuation),
     )
     write_json(part.row, {**asdict(row), "states_sha256": sha256_file(part.states)})
 
 
-def _choices(logits: Tensor) -> Any:
-    """Top choices, margin and entropy of every row of logits [T, V], as a frame of T rows."""
+def _forward(
+    part: _Part, target: Target, text: _Text, made: Continuation | None, plan: _Plan
+) -> Forced:
+    """Run the target over one text, and write its states as they come."""
+    tokens = [*text.prompt_ids, *(made.ids if made is not None else text.given or [])]
+    layer_ids, rows = plan.layers(part.index), plan.rows(len(tokens))
+    first = {"tokens": torch.tensor(tokens)} | ({} if rows is None else {"rows": rows})
+    files: list[TensorFile] = []
+    with atomic_file(part.states) as file:
+
+        def begin(states: dict[str, Tensor]) -> None:
+            layout = {name: (t.dtype, tuple(t.shape)) for name, t in (first | states).items()}
+            files.append(TensorFile(file, layout, {"id": text.id}))
+            for name, tensor in first.items():
+                files[0].put(name, tensor)
+
+        def take(layer_id: int, states: Tensor) -> None:
+            if not files:
+                begin(dict.fromkeys(map(layer_key, layer_ids), states))
+            files[0].put(layer_key(layer_id), states)
+
+        forced = teacher_forced(target, tokens, layer_ids, rows=rows, sink=take)
+        if not files:
+            begin({})
+        files[0].check()
+    return forced
+
+
+def _choices(forced: Forced, rows: Tensor | None) -> Any:
+    """Top choices, margin and entropy of the kept positions, as a frame with a row for each."""
     import pandas as pd
 
     columns: dict[str, list[Any]] = {
         name: [] for name in ("top_ids", "top_logprobs", "top_logit", "margin", "entropy")
     }
-    for rows in logits.split(_ROWS):
-        scores = rows.float()
-        norm = scores.logsumexp(-1)
+    for logits in forced.logits(rows):
+        scores = logits.float()
+        norm = scores.logsumexp(-1, keepdim=True)
         best, ids = scores.topk(min(TOP, scores.shape[-1]))
-        logprobs = scores - norm[:, None]
-        entropy = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1)
+        # The last use of the scores, so in place; a masked word's 0 x -inf counts as 0.
+        logprobs = scores.sub_(norm).clamp_(min=torch.finfo(torch.float32).min)
+        entropy = -torch.linalg.vecdot(logprobs.exp(), logprobs)
         columns["top_ids"] += list(ids.int().cpu().numpy())
-        columns["top_logprobs"] += list((best - norm[:, None]).cpu().numpy())
+        columns["top_logprobs"] += list((best - norm).cpu().numpy())
         columns["top_logit"] += best[:, 0].tolist()
         columns["margin"] += (best[:, 0] - best[:, 1]).tolist()
         columns["entropy"] += entropy.tolist()
@@ -335,12 +442,12 @@ def _store_shared(work: Path, out: Path, target: Target) -> dict[str, str]:
         Name to path inside the bundle; a tied head has the embedding's.
     """
     parts = target.parts
-    weights = {"embedding": parts.embedding.weight, "final_norm": parts.final_norm.weight}
+    modules = {"embedding": parts.embedding, "final_norm": parts.final_norm}
     if not parts.tied:
-        weights["head"] = parts.head.weight
+        modules["head"] = parts.head
     names = {}
-    for name, weight in weights.items():
-        content = save({"weight": weight.detach().cpu().contiguous()})
+    for name, module in modules.items():
+        content = save({"weight": weight_of(module).cpu().contiguous()})
         digest = hashlib.sha256(content).hexdigest()
         names[name] = f"shared/{digest}.safetensors"
         if not _linked(names[name], digest, work, out):
@@ -364,15 +471,16 @@ def _linked(name: str, digest: str, work: Path, out: Path) -> bool:
     return False
 
 
-def _finish(work: Path, prompts: Sequence[Prompt], facts: dict[str, Any]) -> None:
+def _finish(work: Path, n_prompts: int, facts: dict[str, Any]) -> None:
     """Join the parts into tables, and seal the folder with its manifest."""
     import pandas as pd
 
-    parts = [_Part(work, i) for i in range(len(prompts))]
+    parts = [_Part(work, i) for i in range(n_prompts)]
     rows = [read_json(part.row) for part in parts]
     frame = pd.DataFrame(rows).drop(columns="states_sha256")
-    text = ["id", "prompt_text", "continuation_text"]
-    _write_parquet(work / "prompts.parquet", frame.astype(dict.fromkeys(text, "string")))
+    kinds = dict.fromkeys(("id", "prompt_text", "continuation_text"), "string")
+    kinds |= dict.fromkeys(("logit_noise", "decode_gap"), "float64")
+    _write_parquet(work / "prompts.parquet", frame.astype(kinds))
     positions = pd.concat([pd.read_parquet(part.positions) for part in parts], ignore_index=True)
     _write_parquet(work / "positions.parquet", positions)
     write_json(work / "capture.json", facts)

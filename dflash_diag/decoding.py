@@ -487,7 +487,8 @@ def expect(
 def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
     """Plain greedy output of this target, taken from its capture where that is the same arithmetic.
 
-    Another backend, dtype or device rounds differently; its tokens are then decoded anew.
+    Another backend, dtype or device rounds differently, and tokens that were taken from another
+    capture need not be this target's; its own are then decoded anew.
 
     Raises
     ------
@@ -497,9 +498,13 @@ def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
     if target.folder is not None:
         capture.check_target(target.folder)
     theirs, ours = capture.target_facts, target.facts()
-    same = all(theirs.get(k) == ours[k] for k in ("dtype", "device")) and all(
-        theirs.get("backend", {}).get(k) == ours["backend"][k]
-        for k in ("linear", "form", "convolution")
+    same = (
+        "like" not in capture.facts
+        and all(theirs.get(k) == ours[k] for k in ("dtype", "device"))
+        and all(
+            theirs.get("backend", {}).get(k) == ours["backend"][k]
+            for k in ("linear", "form", "convolution")
+        )
     )
     prompts = [
         (p.id, capture.tokens(i)[: p.n_prompt_tokens].tolist())

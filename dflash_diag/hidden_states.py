@@ -125,7 +125,7 @@ def input_device(model: Any) -> torch.device:
     return device
 
 
-def weight_of(module: nn.Module) -> Tensor:
+def weight_of(module: Any) -> Tensor:
     """The weight of a module, fetched from where it is offloaded to if it is."""
     weight: Tensor = module.weight
     if weight.device.type == "meta":

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from dflash_diag.bundle import Capture
 from dflash_diag.decoding import Lossless, Mismatch
-from dflash_diag.errors import BadInput
+from dflash_diag.errors import BadInput, CaptureError
 from dflash_diag.storage import StrPath
 
 ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -140,7 +140,13 @@ def check_served(
         if at is None:
             continue
         position = capture.prompts[index].n_prompt_tokens + at
-        row = capture.positions(index).iloc[position - 1]
+        rows = capture.positions(index).set_index("position")
+        if position - 1 not in rows.index:
+            raise CaptureError(
+                f"{capture.path} holds no choices at position {position - 1} (keep_rows)",
+                do="capture again without keep_rows",
+            )
+        row = rows.loc[position - 1]
         allowed = max(floor, 2 * ROUNDING[precision] * abs(float(row["top_logit"])))
         mismatches.append(
             Mismatch(

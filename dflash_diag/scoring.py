@@ -199,8 +199,14 @@ def score(
     BadInput
         No prompt has a complete block, or the convention names a step that is not known here.
     CaptureError
-        The capture lacks a tapped layer, the embedding or the head.
+        The capture lacks a tapped layer, positions, the embedding or the head.
     """
+    if capture.thinned:
+        raise CaptureError(
+            f"{capture.path} holds the states of some positions only (keep_rows)",
+            "the states of every position",
+            "capture again without keep_rows",
+        )
     borrowed = _Borrowed.of(capture, drafter, slice_bytes)
     d = drafter.convention.n_proposed
     scored: list[tuple[CapturedPrompt, Tensor, Tensor, Proposed]] = []

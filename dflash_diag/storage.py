@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
@@ -38,6 +38,7 @@ _CANNOT_WRITE = {
     errno.EISDIR: ("it is a folder", "name a file"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
 }
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -88,18 +89,37 @@ def atomic_write(path: StrPath, content: bytes | str) -> Path:
         if path.exists() and not path.is_file():
             path.write_bytes(data)
             return path
-        final = path.resolve()
-        final.parent.mkdir(parents=True, exist_ok=True)
-        part = _beside(final)
-        try:
-            with part.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(final)
-        finally:
-            part.unlink(missing_ok=True)
+        with atomic_file(path) as file:
+            file.write(data)
     return path
+
+
+@contextmanager
+def atomic_file(path: StrPath) -> Iterator[BinaryIO]:
+    """A new file to write into, which becomes ``path`` when the body succeeds.
+
+    When the body raises, what was there is unchanged. A full disk met in the body becomes
+    `OutputError`; every other error keeps its type.
+    """
+    final = Path(path).resolve()
+    part = _beside(final)
+    with output_errors(path):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        file = part.open("xb")
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with output_errors(path):
+            part.replace(final)
+    except OSError as error:
+        if _errno(error) in _FULL:
+            with output_errors(path):
+                raise
+        raise
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -118,7 +138,7 @@ def staged_dir(final: StrPath) -> Iterator[Path]:
         yield stage
         replace_dir(stage, final)
     except (OSError, SafetensorError) as error:
-        if _errno(error) in (errno.ENOSPC, errno.EDQUOT):
+        if _errno(error) in _FULL:
             with output_errors(final):
                 raise
         raise

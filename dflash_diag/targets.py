@@ -12,7 +12,7 @@ import json
 import struct
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -175,15 +175,19 @@ class Target:
             ids = self._encode_messages(prompt, dict(template or {}))
         if not ids:
             raise PromptError(f"prompt {prompt.id!r} has no tokens", "at least one")
-        rows = int(self.parts.embedding.weight.shape[0])
-        wrong = next((i for i in ids if not 0 <= i < min(rows, self.vocab_size)), None)
+        self.check_ids(prompt.id, ids)
+        return ids
+
+    def check_ids(self, name: str, ids: Sequence[int]) -> None:
+        """Refuse token ids that this target does not have."""
+        known = min(int(self.parts.embedding.weight.shape[0]), self.vocab_size)
+        wrong = next((i for i in ids if not 0 <= i < known), None)
         if wrong is not None:
             raise PromptError(
-                f"prompt {prompt.id!r} has token id {wrong}",
-                f"ids below {min(rows, self.vocab_size)}, the target's vocabulary",
+                f"prompt {name!r} has token id {wrong}",
+                f"ids below {known}, the target's vocabulary",
                 "was it made with another tokenizer?",
             )
-        return ids
 
     def _encode_messages(self, prompt: Prompt, template: dict[str, Any]) -> list[int]:
         from jinja2 import TemplateError

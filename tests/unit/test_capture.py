@@ -13,15 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from dflash_diag import capture as capture_module
+from dflash_diag import progress
 from dflash_diag.bundle import Capture
 from dflash_diag.capture import make_capture
-from dflash_diag.decoding import expect, expect_as_captured, greedy
+from dflash_diag.decoding import expect, expect_as_captured, greedy, teacher_forced
 from dflash_diag.errors import BadInput, CaptureError, Interrupted, OutputError, PromptError
 from dflash_diag.prompts import Prompt
 from dflash_diag.targets import fingerprint, load_target, wrap_target
+from dflash_diag.tensorfile import TensorFile
 
 G = 10
 ROOT = Path(__file__).parents[2]
@@ -200,9 +202,9 @@ def test_a_target_that_cannot_take_padding_is_decoded_prompt_by_prompt(
     target = wrap_target(hybrid_model)
     sizes = []
 
-    def spoilt(target, prompts, n):
+    def spoilt(target, prompts, n, **more):
         sizes.append(len(prompts))
-        made = greedy(target, prompts, n)
+        made = greedy(target, prompts, n, **more)
         if len(prompts) > 1:
             made[1].ids[3] = (made[1].ids[3] + 1) % 320
         return made
@@ -212,6 +214,124 @@ def test_a_target_that_cannot_take_padding_is_decoded_prompt_by_prompt(
     assert sizes == [3, 1]
     expected = greedy(target, [ids_prompts()[1].prompt_ids], G)[0].ids
     assert made.continuation(1).tolist() == expected
+
+
+def as_bytes(path):
+    return [p.read_bytes() for p in sorted((path / "states").iterdir())]
+
+
+def test_the_files_are_those_of_safetensors(made):
+    for i, path in enumerate(made.sequence_files):
+        states = {f"layer.{j}": made.states(i, [j])[:, 0].contiguous() for j in made.layer_ids}
+        tensors = {"tokens": made.tokens(i), **states}
+        assert path.read_bytes() == save(tensors, metadata={"id": made.prompts[i].id})
+
+
+def test_no_layer_waits_for_the_next_one(loaded, tmp_path, monkeypatch):
+    """With every layer kept, host memory holds what the forward itself holds."""
+    order = []
+    put = TensorFile.put
+
+    def note(self, name, tensor):
+        order.append(name)
+        put(self, name, tensor)
+
+    monkeypatch.setattr(TensorFile, "put", note)
+    running = [
+        layer.register_forward_pre_hook(lambda *_, j=j: order.append(j))
+        for j, layer in enumerate(loaded.parts.layers)
+    ]
+    capture(loaded, tmp_path / "a", ids_prompts(1), layers="all")
+    for handle in running:
+        handle.remove()
+    written = order[order.index("tokens") - 1 :]
+    expected = [0, "tokens", "layer.-1", "layer.0", 1, "layer.1", 2, "layer.2", 3, "layer.3"]
+    assert written[: len(expected)] == expected
+
+
+@pytest.fixture(scope="module")
+def coarse(hybrid_folder):
+    return load_target(hybrid_folder, dtype="bfloat16", device="cpu")
+
+
+def test_a_capture_like_another_holds_the_same_tokens(made, coarse, tmp_path):
+    again = make_capture(coarse, (), tmp_path / "a", like=made, layers="all", silent=True)
+    for i in range(3):
+        assert torch.equal(again.tokens(i), made.tokens(i))
+        taken = teacher_forced(coarse, made.tokens(i).tolist(), range(-1, 4)).states
+        assert torch.equal(again.states(i, (3, 0)), torch.stack([taken[3], taken[0]], dim=1))
+        assert torch.equal(again.continuation(i), made.continuation(i))
+    assert again.max_new_tokens == G
+    kept = ("id", "n_prompt_tokens", "n_generated", "ended", "prompt_text", "continuation_text")
+    for new, old in zip(again.prompts, made.prompts, strict=True):
+        assert [getattr(new, k) for k in kept] == [getattr(old, k) for k in kept]
+        # Nothing was decoded, so nothing is known of it.
+        assert new.logit_noise is None
+        assert new.decode_gap is None
+    assert again.facts["like"]["source"] == made.target_facts["source"]
+    # What this target would say by itself is decoded, not read from another's text.
+    assert min(e.noise for e in expect_as_captured(coarse, again)) > 0
+
+
+def test_like_itself_it_has_the_same_states(made, loaded, tmp_path):
+    again = make_capture(loaded, (), tmp_path / "a", like=made, silent=True)
+    assert as_bytes(again.path) == as_bytes(made.path)
+    assert again.positions(1).equals(made.positions(1))
+    assert make_capture(loaded, (), tmp_path / "a", like=made, silent=True).facts == again.facts
+
+
+def test_what_cannot_be_like(made, foreign, loaded, tmp_path):
+    out = tmp_path / "a"
+    with pytest.raises(BadInput, match="one of the two"):
+        make_capture(loaded, ids_prompts(), out, like=made)
+    with pytest.raises(BadInput, match="one of the two"):
+        make_capture(loaded, (), out, like=made, max_new_tokens=4)
+    tensors = load_file(foreign)
+    tensors["tokens"][5] = 4000
+    save_file(tensors, tmp_path / "foreign.safetensors")
+    with pytest.raises(PromptError, match="token id 4000.*below 320"):
+        make_capture(loaded, (), out, like=Capture.load(tmp_path / "foreign.safetensors"))
+
+
+def test_a_capture_like_one_made_by_other_code(foreign, made, loaded, tmp_path):
+    again = make_capture(loaded, (), tmp_path / "a", like=Capture.load(foreign), silent=True)
+    assert [p.id for p in again.prompts] == ["first"]
+    assert torch.equal(again.tokens(0), made.tokens(0))
+    assert torch.equal(again.states(0, (2, 0)), made.states(0, (2, 0)))
+
+
+@pytest.mark.parametrize(("n", "rows"), [(1, [12]), (4, [2, 5, 8, 12]), (99, list(range(13)))])
+def test_a_thinned_capture_keeps_rows_of_the_full_forward(made, loaded, tmp_path, n, rows):
+    thin = capture(loaded, tmp_path / "a", keep_rows=n)
+    assert thin.rows(0).tolist() == rows
+    assert thin.rows(2)[-1] == len(thin.tokens(2)) - 1
+    assert thin.thinned
+    for i in range(3):
+        assert torch.equal(thin.tokens(i), made.tokens(i))
+        at = thin.rows(i)
+        assert torch.equal(thin.states(i, (3, -1)), made.states(i, (3, -1))[at])
+        full = made.positions(i).iloc[at.tolist()].reset_index(drop=True)
+        few = thin.positions(i)
+        exact = ["position", "token", "text"]
+        assert few[exact].equals(full[exact])
+        np.testing.assert_allclose(few["margin"], full["margin"], atol=1e-4)
+        assert [list(x) for x in few["top_ids"]] == [list(x) for x in full["top_ids"]]
+
+
+def test_rows_of_a_full_capture_are_all(made):
+    assert not made.thinned
+    assert made.rows(1).tolist() == list(range(15))
+
+
+def test_every_layer_of_the_first_prompt_alone(made, loaded, tmp_path):
+    mixed = capture(loaded, tmp_path / "a", layers="taps", taps=(2,), all_layers_for=1)
+    assert mixed.layer_ids == (2,)
+    assert [mixed.layers(i) for i in range(3)] == [(-1, 0, 1, 2, 3), (2,), (2,)]
+    assert torch.equal(mixed.states(0, (3,)), made.states(0, (3,)))
+    with pytest.raises(CaptureError, match=r"no states of layer 3 \(it has 2\)"):
+        mixed.states(1, (3,))
+    with pytest.raises(BadInput, match="keep_rows=0; expected at least 1"):
+        capture(loaded, tmp_path / "b", keep_rows=0)
 
 
 FILES = [
@@ -337,6 +457,42 @@ def test_a_half_written_prompt_is_done_again(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(capture_module, "_write_part", note)
     capture(loaded, tmp_path / "a")
     assert done == [1, 2]
+
+
+def test_what_a_killed_run_was_writing_is_not_kept(loaded, tmp_path, monkeypatch, capsys):
+    """A file half written under a name of its own: no clean-up runs when a process is killed."""
+    whole = capture(loaded, tmp_path / "whole")
+    write = capture_module._write_part
+
+    def die_in_the_middle(part, *rest):
+        if part.index == 1:
+            (part.states.parent / ".00001.safetensors.0a1b2c3d").write_bytes(b"half")
+            raise KeyboardInterrupt
+        write(part, *rest)
+
+    monkeypatch.setattr(capture_module, "_write_part", die_in_the_middle)
+    with pytest.raises(Interrupted, match="stopped after 1 of 3 prompts"):
+        capture(loaded, tmp_path / "a")
+    monkeypatch.setattr(capture_module, "_write_part", write)
+    monkeypatch.setenv("DFLASH_DIAG_PROGRESS", "lines")
+    resumed = capture(loaded, tmp_path / "a", silent=False)
+    assert sorted(p.name for p in resumed.path.rglob("*")) == sorted(
+        p.name for p in whole.path.rglob("*")
+    )
+    assert contents(resumed.path) == contents(whole.path)
+    # Only what was left to do counts, so that the time left is right from the start.
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"capture: {2 * G}/{2 * G} token, ")
+    assert line.endswith("3 of 3 prompts, done")
+
+
+def test_progress_counts_tokens_while_a_batch_is_decoded(loaded, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DFLASH_DIAG_PROGRESS", "lines")
+    monkeypatch.setattr(progress, "HEARTBEAT_S", 0.0)
+    capture(loaded, tmp_path / "a", silent=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"capture: 3/{3 * G} token, ")
+    assert lines[0].endswith(" s left")
 
 
 def test_an_unfinished_run_with_other_settings_is_not_mixed_in(loaded, tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import random
 
 import pytest
@@ -117,6 +119,89 @@ def test_teacher_forcing_agrees_with_decoding_up_to_rounding(target):
         assert 0 < logit_noise(forced, len(prompt), made) < 1e-4
         other = [(t + 1) % 320 for t in made.ids]
         assert float(decode_gap(forced, len(prompt), other).min()) > 0
+
+
+def widest(target):
+    """The most rows that its head computes at one time from now on."""
+    most = [0]
+
+    def note(_head, _args, output):
+        most[0] = max(most[0], output.numel() // output.shape[-1])
+
+    target.parts.head.register_forward_hook(note)
+    return most
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": "Cohere", "logit_scale": 0.3},
+        {"model": "Granite", "logits_scaling": 3.0},
+        {"model": "Gemma2", "final_logit_softcapping": 2.0},
+    ],
+)
+def test_logits_by_rows_are_the_models_own(changes, monkeypatch, new_hybrid):
+    import transformers
+
+    kind = changes.pop("model", None)
+    if kind is None:
+        model = new_hybrid()
+    else:
+        sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+        sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = getattr(transformers, f"{kind}Config")(**sizes, **changes)
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    target = wrap_target(model)
+    monkeypatch.setattr(decoding, "LOGIT_BYTES", 5 * 4 * 320)
+    most = widest(target)
+    tokens = prompts(lengths=(23,))[0]
+    forced = teacher_forced(target, tokens, (1,))
+    slices = list(forced.logits())
+    assert [len(rows) for rows in slices] == [5, 5, 5, 5, 3]
+    assert most == [5]
+    with torch.inference_mode():
+        theirs = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    torch.testing.assert_close(torch.cat(slices), theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(forced.row(7), theirs[7], rtol=1e-5, atol=1e-5)
+    chosen = torch.tensor([22, 4])
+    found = torch.cat(list(forced.logits(chosen)))
+    torch.testing.assert_close(found, theirs[chosen], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["scaled behind the norm", "cannot skip logits", "another norm"])
+def test_a_head_that_is_not_what_it_seems_costs_a_full_forward(way, new_hybrid, monkeypatch):
+    model = new_hybrid()
+    target = wrap_target(model)
+    if way == "scaled behind the norm":
+        model.lm_head.register_forward_pre_hook(
+            lambda _, args: (args[0] * 0.5,) if target.__dict__.get("inside") else None
+        )
+        forward = model.forward
+
+        def scaled(*args, **kwargs):
+            target.__dict__["inside"] = True
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                target.__dict__["inside"] = False
+
+        scaled.__signature__ = inspect.signature(forward)
+        monkeypatch.setattr(model, "forward", scaled)
+    elif way == "cannot skip logits":
+        target.__dict__["can_skip_logits"] = False
+    else:
+        other = target.parts.layers[3].input_layernorm
+        target = dataclasses.replace(
+            target, parts=dataclasses.replace(target.parts, final_norm=other)
+        )
+    tokens = prompts(lengths=(23,))[0]
+    forced = teacher_forced(target, tokens, (0,))
+    with torch.inference_mode():
+        theirs = target.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    assert torch.equal(torch.cat(list(forced.logits())), theirs)
+    assert list(forced.states) == [0]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -10,12 +10,14 @@ from torch import nn
 
 from dflash_diag.errors import BadInput
 from dflash_diag.hidden_states import (
+    ToHost,
     default_taps,
     find_parts,
     norm_facts,
     recorded,
     select_layers,
     stacked,
+    tapped,
 )
 
 IDS = torch.arange(1, 24)[None]
@@ -50,6 +52,27 @@ def test_nothing_else_is_kept_and_no_hook_stays(model):
             raise RuntimeError("stop")
         model(input_ids=IDS, use_cache=False)
         assert kept == {}
+
+
+def test_a_sink_sees_each_state_while_the_forward_goes_on(model):
+    parts, seen = find_parts(model), []
+    running = parts.layers[2].register_forward_pre_hook(lambda *_: seen.append("layer 2 begins"))
+    with torch.inference_mode(), tapped(parts, (2, 1, -1), lambda j, _: seen.append(j)):
+        model(input_ids=IDS, use_cache=False)
+    running.remove()
+    assert seen == [-1, 1, "layer 2 begins", 2]
+
+
+def test_chosen_rows_come_to_the_host_and_no_others(model):
+    parts, got = find_parts(model), {}
+    rows = torch.tensor([3, 22])
+    copies = ToHost(got.__setitem__, rows)
+    with torch.inference_mode():
+        with tapped(parts, (0, 3), copies), recorded(parts, (0, 3)) as kept:
+            model(input_ids=IDS, use_cache=False)
+        copies.finish()
+    for layer in (0, 3):
+        assert torch.equal(got[layer], kept[layer][0, rows])
 
 
 class Layer(nn.Module):

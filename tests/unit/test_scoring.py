@@ -60,6 +60,13 @@ def capture(tmp_path_factory):
     )
 
 
+def test_a_thinned_capture_is_refused(capture, tmp_path):
+    like = {"like": capture, "keep_rows": 5, "layers": "all", "silent": True}
+    thin = make_capture(str(capture.path.parent / "target"), (), tmp_path / "thin", **like)
+    with pytest.raises(CaptureError, match="some positions only .*capture again without keep_rows"):
+        score(thin, make_drafter(), silent=True)
+
+
 READINGS = {
     "declared": READING,
     "anchor in the context": dataclasses.replace(READING, context_bound="inclusive"),
