@@ -179,7 +179,7 @@ def teacher_forced(
     at_once = max(1, LOGIT_BYTES // (4 * last.shape[-1]))
     if target.can_skip_logits and len(normed) == 1 and normed[0].shape[:2] == (1, n):
         own = target.head_logits(normed[0][:, -1:])
-        if torch.equal(own.to(last.device), last):
+        if torch.equal(own.to(last), last):
             return Forced(states, n, normed[0][0], target.head_logits, at_once)
     return Forced(states, n, target.logits(ids)[0], _unchanged, at_once)
 
