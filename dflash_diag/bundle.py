@@ -13,7 +13,7 @@ Symbols: T tokens, R positions held, K layers asked for, H hidden size, V vocabu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,8 @@ from dflash_diag.storage import StrPath, read_json, sha256_file, to_json_text
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from dflash_diag.foreign import Dump
 
 SCHEMA = "dflash_diag.capture/1"
 MANIFEST_SCHEMA = "dflash_diag.manifest/1"
@@ -78,24 +80,34 @@ class Capture:
     sequence_files: tuple[Path, ...] = field(repr=False)
     shared_tensors: Mapping[str, tuple[Path, str]] = field(repr=False)
     """Embedding, head and final norm: the file that holds each, and its key there."""
-    foreign: bool = False
-    """Made by other code."""
+    dumps: tuple[Dump, ...] = field(default=(), repr=False)
+    """Its sequences, if it was made by other code."""
 
     @classmethod
-    def load(cls, path: StrPath, *, verify: bool = True, target: StrPath | None = None) -> Capture:
+    def load(
+        cls,
+        path: StrPath,
+        *,
+        verify: bool = True,
+        target: StrPath | None = None,
+        layer_ids: Sequence[int] | None = None,
+    ) -> Capture:
         """Open a capture and check it against its manifest.
 
         Parameters
         ----------
         path
-            A bundle's folder; or a capture made by other code, which is a safetensors file with
-            ``tokens`` [T], ``hidden_states`` [T, K, H] and ``layer_ids`` [K], or a folder of such
-            files.
+            A bundle's folder; or a capture made by other code, which is a safetensors or
+            ``torch.save`` file with ``tokens`` [T], ``hidden_states`` [T, K, H] and ``layer_ids``
+            [K], or what SpecForge or speculators writes, or a folder of such files.
         verify
             Whether to hash every file. Otherwise only their presence is checked.
         target
             The target's folder: must be the one that a bundle was made of; for a capture made by
             other code it lends embedding, head and final norm.
+        layer_ids
+            For a capture made by other code that does not name its layers: these, in the order of
+            its states.
 
         Raises
         ------
@@ -103,18 +115,24 @@ class Capture:
             Nothing there, incomplete, damaged, of another schema, or of another target.
         """
         path = Path(path)
-        if (path / "capture.json").is_file():
+        if any((path / name).is_file() for name in ("capture.json", "manifest.json")):
             capture = _load_bundle(path, verify=verify)
             if target is not None:
                 capture.check_target(target)
             return capture
-        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        from dflash_diag.foreign import SUFFIXES, load_foreign
+
+        found = (p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+        files = [path] if path.is_file() else sorted(found)
         if not files:
             what = f"{path} holds no capture" if path.exists() else f"no such capture: {path}"
             raise CaptureError(what, "a folder made by the verb capture")
-        from dflash_diag.foreign import load_foreign
+        return load_foreign(path, files, target, layer_ids)
 
-        return load_foreign(path, files, target)
+    @property
+    def foreign(self) -> bool:
+        """Whether it was made by other code."""
+        return bool(self.dumps)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -128,6 +146,8 @@ class Capture:
 
     def tokens(self, i: int) -> Tensor:
         """Tokens of prompt ``i`` and its continuation: int64 [T]."""
+        if self.foreign:
+            return self.dumps[i].tokens()
         with self._open(self.sequence_files[i]) as file:
             return file.get_tensor("tokens").long()
 
@@ -168,10 +188,9 @@ class Capture:
                 f"(it has {', '.join(map(str, held))})",
                 do="capture again with these taps, or with --layers all",
             )
+        if self.foreign:
+            return self.dumps[i].states(wanted)
         with self._open(self.sequence_files[i]) as file:
-            if self.foreign:
-                all_states = file.get_tensor("hidden_states")
-                return all_states[:, [self.layer_ids.index(j) for j in wanted]]
             return torch.stack([file.get_tensor(layer_key(j)) for j in wanted], dim=1)
 
     @cached_property

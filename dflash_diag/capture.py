@@ -148,7 +148,7 @@ def make_capture(
         "seed": seed,
     }
     if like is not None:
-        tokens = content_key([[t.id, t.prompt_ids, t.given] for t in texts])
+        tokens = content_key([[t.id, t.prompt_ids, t.given and t.given.ids] for t in texts])
         request["like"] = {"tokens": tokens, "source": like.target_facts.get("source")}
     if all_layers_for:
         request["all_layers_for"] = all_layers_for
@@ -215,8 +215,7 @@ class _Text:
     id: str
     prompt_ids: list[int]
     prompt_text: str | None
-    given: list[int] | None = None
-    ended: bool = False
+    given: Continuation | None = None
 
     @classmethod
     def of(
@@ -234,7 +233,7 @@ class _Text:
         ids, given = tokens[: prompt.n_prompt_tokens], tokens[prompt.n_prompt_tokens :]
         _check_length(target, prompt.id, len(ids), len(given))
         text = prompt.prompt_text if prompt.prompt_text is not None else target.decode(ids)
-        return cls(prompt.id, ids, text, given, prompt.ended)
+        return cls(prompt.id, ids, text, Continuation(given, prompt.ended))
 
 
 def _check_length(target: Target, name: str, n_prompt: int, n_more: int) -> None:
@@ -310,41 +309,37 @@ def _fill(work: Path, target: Target, texts: Sequence[_Text], plan: _Plan, *, si
     """Write the parts of every prompt that has none yet."""
     todo = [i for i in range(len(texts)) if not _Part(work, i).finished()]
     done = len(texts) - len(todo)
-    total = sum(plan.max_new_tokens if texts[i].given is None else 1 for i in todo)
-    unit = "token" if texts[0].given is None else "prompt"
-    with progress(total, "capture", unit=unit, silent=silent) as stage:
+    steps = [plan.max_new_tokens if t.given is None else len(t.given.ids) for t in texts]
+    total = sum(steps[i] for i in todo)
+    with progress(total, "capture", unit="token", silent=silent) as stage:
         for first in range(0, len(todo), BATCH):
             batch = todo[first : first + BATCH]
-            for i, continuation in zip(
-                batch, _decoded(target, texts, batch, plan, stage), strict=True
-            ):
-                _write_part(_Part(work, i), target, texts[i], continuation, plan)
+            made = _decode(target, [texts[i] for i in batch if texts[i].given is None], plan, stage)
+            for i in batch:
+                given = texts[i].given
+                _write_part(_Part(work, i), target, texts[i], given or made.pop(0), plan)
                 done += 1
-                stage.update(
-                    int(texts[i].given is not None), note=f"{done} of {len(texts)} prompts"
-                )
+                stage.update(len(given.ids) if given else 0, note=f"{done} of {len(texts)} prompts")
 
 
-def _decoded(
-    target: Target, texts: Sequence[_Text], batch: Sequence[int], plan: _Plan, stage: Progress[Any]
-) -> list[Continuation | None]:
-    """Continuations of a batch of prompts; None for those that are given."""
-    if texts[batch[0]].given is not None:
-        return [None] * len(batch)
-    g, n = plan.max_new_tokens, len(batch)
-    made = greedy(target, [texts[i].prompt_ids for i in batch], g, tick=lambda: stage.update(n))
+def _decode(
+    target: Target, texts: Sequence[_Text], plan: _Plan, stage: Progress[Any]
+) -> list[Continuation]:
+    """Continuations of a batch of prompts."""
+    if not texts:
+        return []
+    g, n = plan.max_new_tokens, len(texts)
+    made = greedy(target, [t.prompt_ids for t in texts], g, tick=lambda: stage.update(n))
     # What was not generated because all had ended is done as well.
     stage.update(n * (g - max(len(one.ids) for one in made)))
-    return list(made)
+    return made
 
 
-def _write_part(
-    part: _Part, target: Target, text: _Text, made: Continuation | None, plan: _Plan
-) -> None:
+def _write_part(part: _Part, target: Target, text: _Text, made: Continuation, plan: _Plan) -> None:
     n_prompt = len(text.prompt_ids)
     forced = _forward(part, target, text, made, plan)
     gap = noise = None
-    if made is not None:
+    if made.top_logits is not None:
         gap = float(decode_gap(forced, n_prompt, made.ids).max())
         if gap > _TOLERANCE[target.dtype] * float(made.top_logits.abs().max()):
             # This target does not take padding, or its batched kernels differ: decode it alone.
@@ -352,8 +347,7 @@ def _write_part(
             forced = _forward(part, target, text, made, plan)
             gap = float(decode_gap(forced, n_prompt, made.ids).max())
         noise = logit_noise(forced, n_prompt, made)
-    continuation = made.ids if made is not None else text.given or []
-    tokens = [*text.prompt_ids, *continuation]
+    tokens = [*text.prompt_ids, *made.ids]
     rows = plan.rows(len(tokens))
     positions = range(len(tokens)) if rows is None else rows.tolist()
     frame = _choices(forced, rows)
@@ -365,21 +359,19 @@ def _write_part(
     row = CapturedPrompt(
         id=text.id,
         n_prompt_tokens=n_prompt,
-        n_generated=len(continuation),
-        ended=made.ended if made is not None else text.ended,
+        n_generated=len(made.ids),
+        ended=made.ended,
         logit_noise=noise,
         decode_gap=gap,
         prompt_text=text.prompt_text,
-        continuation_text=target.decode(continuation),
+        continuation_text=target.decode(made.ids),
     )
     write_json(part.row, {**asdict(row), "states_sha256": sha256_file(part.states)})
 
 
-def _forward(
-    part: _Part, target: Target, text: _Text, made: Continuation | None, plan: _Plan
-) -> Forced:
+def _forward(part: _Part, target: Target, text: _Text, made: Continuation, plan: _Plan) -> Forced:
     """Run the target over one text, and write its states as they come."""
-    tokens = [*text.prompt_ids, *(made.ids if made is not None else text.given or [])]
+    tokens = [*text.prompt_ids, *made.ids]
     layer_ids, rows = plan.layers(part.index), plan.rows(len(tokens))
     first = {"tokens": torch.tensor(tokens)} | ({} if rows is None else {"rows": rows})
     files: list[TensorFile] = []

@@ -127,7 +127,14 @@ Layers = Annotated[
         panel=MACHINE,
     ),
 ]
-Device = Annotated[str, _option("Where to compute.", metavar="auto|cpu|cuda", panel=MACHINE)]
+Device = Annotated[
+    str,
+    _option(
+        "Where to compute; split spreads a large target over all GPUs, then memory, then disk.",
+        metavar="auto|cpu|cuda|split",
+        panel=MACHINE,
+    ),
+]
 Dtype = Annotated[
     str,
     _option(
@@ -174,13 +181,23 @@ Examples:
   dflash-diag capture --target Qwen/Qwen3.5-4B --prompts mine.jsonl --out captures/mine
 
   dflash-diag score --capture captures/mine --drafter checkpoints/step_8000
+
+  dflash-diag capture --target ./target --like captures/mine --backend torch --out captures/torch
 """
 )
 def capture(
     target: Target,
-    prompts: Prompts,
+    prompts: Prompts = "",
     drafter: Drafter = "",
     max_new_tokens: NewTokens = 0,
+    like: Annotated[
+        str,
+        _option(
+            "Take the tokens of this capture in place of prompts and decoding, to compare with it.",
+            metavar="CAPTURE",
+            panel=INPUTS,
+        ),
+    ] = "",
     layers: Layers = "around",
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -195,6 +212,9 @@ def capture(
 
     With --drafter the states kept are those that this drafter taps (and their neighbours); without
     it, those that the usual layer rule picks. --layers all keeps every layer.
+
+    With --like nothing is decoded: this target, backend and precision run over the tokens of a
+    capture that is there, so that the two can be compared state by state.
     """
     from dflash_diag import runs
 

@@ -37,11 +37,12 @@ class RunConfig(BaseModel):
     capture: str = Field("", description="capture to use; no target is needed then")
     against: str = Field("", description="captures, or BACKEND/DTYPE, to compare states with")
     prompt: str = Field("", description="prompt whose modules are compared; the first by default")
+    like: str = Field("", description="capture whose tokens a new one takes")
     overrides: tuple[str, ...] = Field((), description="field=value of the convention")
     served_output: str = Field("", description="a server's output to check")
     chat_template_kwargs: dict[str, Any] = Field({}, description="for the chat template")
     layers: Literal["taps", "around", "all"] = "around"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = Field("auto", pattern=r"^(auto|cpu|split|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     backend: str = Field("auto", pattern=rf"^{_WORD}(\+{_WORD})*$")
     seed: int = Field(0, ge=0, description="of the resampling")
@@ -156,7 +157,7 @@ def _absolute(spec: str) -> str:
 
 
 _PATTERNS = {
-    "device": "auto, cpu, cuda or cuda:N",
+    "device": "auto, cpu, cuda, cuda:N or split",
     "backend": "auto, fla or torch, with +chunked, +recurrent, +causal-conv1d or +torch-conv",
 }
 """What a field with a pattern takes, in words."""

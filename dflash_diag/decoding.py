@@ -37,14 +37,14 @@ _REFRESH_AFTER = 16
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """What plain greedy decoding made of one prompt."""
+    """What plain greedy decoding made of one prompt, or what was given in its place."""
 
     ids: list[int]
     ended: bool
     """Whether it ended with an end-of-sequence token."""
-    top_ids: Tensor = field(repr=False)
-    """[G, 8] the highest logits of each step, for measuring noise."""
-    top_logits: Tensor = field(repr=False)
+    top_ids: Tensor | None = field(repr=False, default=None)
+    """[G, 8] the highest logits of each step, for measuring noise; None where it was given."""
+    top_logits: Tensor | None = field(repr=False, default=None)
 
 
 @torch.inference_mode()
@@ -179,7 +179,7 @@ def teacher_forced(
     at_once = max(1, LOGIT_BYTES // (4 * last.shape[-1]))
     if target.can_skip_logits and len(normed) == 1 and normed[0].shape[:2] == (1, n):
         own = target.head_logits(normed[0][:, -1:])
-        if torch.equal(own.to(last.device), last):
+        if torch.equal(own.to(last), last):
             return Forced(states, n, normed[0][0], target.head_logits, at_once)
     return Forced(states, n, target.logits(ids)[0], _unchanged, at_once)
 
@@ -206,7 +206,14 @@ def logit_noise(forced: Forced, n_prompt: int, made: Continuation) -> float:
 
     Step by step with a cache, and teacher-forced in one forward, over the eight highest logits of
     every generated position.
+
+    Raises
+    ------
+    ValueError
+        The continuation was not decoded but given.
     """
+    if made.top_ids is None or made.top_logits is None:
+        raise ValueError("a continuation that was not decoded has no logits to compare")
     again = [rows.gather(-1, ids) for rows, ids in _beside(forced, n_prompt, made.top_ids)]
     return float((torch.cat(again).float().cpu() - made.top_logits).abs().max())
 

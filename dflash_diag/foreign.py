@@ -1,25 +1,47 @@
 """Captures made by other code, and the target's tensors that they leave out.
 
-Such a capture is a safetensors file with ``tokens`` [T], ``hidden_states`` [T, K, H] and
-``layer_ids`` [K]; layer id j is the raw output of decoder layer j, -1 the embedding output. An
-entry ``n_prompt_tokens`` in the file's metadata, or as a tensor, says where the continuation
-begins; without it every token after the first counts as generated.
+Such a capture is a safetensors file, or one written by ``torch.save``, with ``tokens`` [T],
+``hidden_states`` [T, K, H] and ``layer_ids`` [K]; layer id j is the raw output of decoder layer j,
+-1 the embedding output. ``n_prompt_tokens``, in the file's metadata or as a tensor, says where the
+continuation begins; without it every token after the first counts as generated.
+
+What trainers leave on the disk is read as it is: SpecForge's ``input_ids`` with
+``aux_hidden_state`` [1, T, K·H], speculators' ``token_ids`` or ``input_ids`` with ``hidden_states``
+[T, K, H] or a list of K tensors. Where they have a ``loss_mask``, its last run of ones is the
+continuation, and what follows it is left out. Nothing in a pickle is ever executed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from dflash_diag.bundle import Capture, CapturedPrompt
-from dflash_diag.errors import BadInput, CaptureError
+from dflash_diag.checkpoints.pickles import UnsafePickle
+from dflash_diag.checkpoints.placeholders import TensorRef, as_mapping
+from dflash_diag.checkpoints.torchzip import TorchZip, explain_bare_pickle
+from dflash_diag.errors import BadInput, CaptureError, CheckpointError
 from dflash_diag.storage import StrPath, read_json
 
-_NEEDED = ("tokens", "hidden_states", "layer_ids")
+SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
+"""Files that a folder is searched for."""
+
+_TOKENS = ("tokens", "input_ids", "token_ids")
+_STATES = ("aux_hidden_states", "aux_hidden_state", "hidden_states")
+_LAYERS = ("layer_ids", "target_layer_ids")
+_LAYER_INPUTS = ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
+"""Layer ids that name a layer's input: the output of the layer before."""
+_PROMPT = ("n_prompt_tokens", "prompt_length", "prompt_len")
+_NESTED = ("metadata", "config")
+"""Mappings inside a file in which such values are looked for as well."""
+
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _NORMS = ("norm.weight", "ln_f.weight", "final_layernorm.weight", "norm_f.weight")
@@ -27,24 +49,61 @@ _ONE_PLUS = ("qwen3_5", "qwen3_next", "gemma")
 """Families whose final norm multiplies by 1 + w."""
 
 
-def load_foreign(path: Path, files: Sequence[Path], target: StrPath | None) -> Capture:
+@dataclass(frozen=True)
+class Dump:
+    """One sequence in a file of other code; the file is opened whenever it is asked."""
+
+    path: Path
+    prompt: CapturedPrompt
+    layer_ids: tuple[int, ...]
+    hidden_size: int
+    highest: int
+    """The highest token id."""
+
+    @property
+    def n_tokens(self) -> int:
+        """T, without what follows the continuation."""
+        return self.prompt.n_prompt_tokens + self.prompt.n_generated
+
+    def tokens(self) -> Tensor:
+        """int64 [T]."""
+        return _flat(_open(self.path), self.path)[: self.n_tokens].long()
+
+    def states(self, layer_ids: Iterable[int]) -> Tensor:
+        """[T, K, H] of some of its layers."""
+        (found,) = _all(_open(self.path), _STATES)[:1]
+        columns = [self.layer_ids.index(j) for j in layer_ids]
+        return torch.stack([_column(found, k, self) for k in columns], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    """Values of a file by name; tensors are read when they are asked for."""
+
+    names: frozenset[str]
+    get: Callable[[str], Any]
+
+
+def load_foreign(
+    path: Path, files: Sequence[Path], target: StrPath | None, layer_ids: Sequence[int] | None
+) -> Capture:
     """Read a capture made by other code.
+
+    Parameters
+    ----------
+    layer_ids
+        The layers, in the order of the states, for files that do not name them.
 
     Raises
     ------
     CaptureError
-        A file without the three tensors, of contradicting shapes, or unlike the target.
+        A file that lacks something, contradicts itself, would run code, or is unlike the target.
     """
-    prompts, layers, sizes, highest = [], set(), set(), -1
-    for file in files:
-        prompt, layer_ids, hidden, top = _read_sequence(file)
-        highest = max(highest, top)
-        prompts.append(prompt)
-        layers.add(layer_ids)
-        sizes.add(hidden)
+    dumps = [_read(file, path, layer_ids) for file in files]
+    layers, sizes = {d.layer_ids for d in dumps}, {d.hidden_size for d in dumps}
     if len(layers) != 1 or len(sizes) != 1:
         raise CaptureError(f"the files of {path} hold different layers or hidden sizes")
-    (layer_ids,), (hidden_size,) = layers, sizes
+    (found_ids,), (hidden_size,) = layers, sizes
     facts: dict[str, Any] = {"hidden_size": hidden_size, "source": None}
     shared: dict[str, tuple[Path, str]] = {}
     if target is not None:
@@ -56,79 +115,222 @@ def load_foreign(path: Path, files: Sequence[Path], target: StrPath | None) -> C
                 "was it made of another target?",
             )
         facts |= found
+        highest = max(d.highest for d in dumps)
         if highest >= found["vocab_size"]:
             raise CaptureError(
                 f"{path} holds token id {highest}",
                 f"ids below {found['vocab_size']}, the vocabulary of {target}",
             )
-        beyond = [j for j in layer_ids if not -1 <= j < found["n_layers"]]
+        beyond = [j for j in found_ids if not -1 <= j < found["n_layers"]]
         if beyond:
             raise CaptureError(
                 f"{path} holds layer {beyond[0]} of a target with {found['n_layers']} layers"
             )
+    prompts = tuple(d.prompt for d in dumps)
     return Capture(
         path=path,
         target_facts=facts,
-        layer_ids=layer_ids,
-        prompts=tuple(prompts),
+        layer_ids=found_ids,
+        prompts=prompts,
         facts={"max_new_tokens": max(p.n_generated for p in prompts), "target": facts},
         sequence_files=tuple(files),
         shared_tensors=shared,
-        foreign=True,
+        dumps=tuple(dumps),
     )
 
 
-def _read_sequence(path: Path) -> tuple[CapturedPrompt, tuple[int, ...], int, int]:
-    """The prompt, its layers, the hidden size, and the highest token id."""
-    try:
-        with safe_open(path, "pt") as file:
-            keys = set(file.keys())
-            lacking = [name for name in _NEEDED if name not in keys]
-            if lacking:
-                raise CaptureError(
-                    f"{path} has no {' and no '.join(lacking)}", f"tensors {', '.join(_NEEDED)}"
-                )
-            tokens = file.get_tensor("tokens")
-            n_tokens = list(tokens.shape)
-            shape = file.get_slice("hidden_states").get_shape()
-            layers = file.get_tensor("layer_ids").flatten()
-            metadata = file.metadata() or {}
-            n_prompt: Any = metadata.get("n_prompt_tokens", 1)
-            if "n_prompt_tokens" in keys:
-                n_prompt = file.get_tensor("n_prompt_tokens").tolist()
-    except (OSError, SafetensorError) as error:
-        raise CaptureError(f"{path} is not a safetensors file ({error})") from error
-    if isinstance(n_prompt, list) and len(n_prompt) == 1:
-        (n_prompt,) = n_prompt
-    try:
-        n_prompt = int(n_prompt)
-    except (TypeError, ValueError) as error:
-        raise CaptureError(f"{path}: n_prompt_tokens is {n_prompt!r}", "one integer") from error
-    for name, values in (("tokens", tokens), ("layer_ids", layers)):
+def _read(path: Path, root: Path, given: Sequence[int] | None) -> Dump:
+    """Find out what a file holds, and check that it fits together."""
+    file = _open(path)
+    kinds = {"tokens": _TOKENS, "hidden_states": _STATES}
+    lacking = [name for name, aliases in kinds.items() if not _all(file, aliases)]
+    if lacking:
+        raise CaptureError(
+            f"{path} has no {' and no '.join(lacking)}",
+            "tensors tokens, hidden_states, layer_ids, or what SpecForge or speculators writes",
+        )
+    tokens = _flat(file, path)
+    layer_ids = _layer_ids(file, path, given)
+    for name, values in (("tokens", tokens), ("layer_ids", torch.tensor(layer_ids))):
         if values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
             raise CaptureError(f"{path}: {name} are {values.dtype}", "integers")
-    layer_ids = tuple(layers.tolist())
-    if len(n_tokens) != 1 or len(shape) != 3 or shape[:2] != [n_tokens[0], len(layer_ids)]:
-        raise CaptureError(
-            f"{path}: tokens {n_tokens}, hidden_states {shape}, {len(layer_ids)} layer_ids",
-            "shapes [T], [T, K, H] and [K]",
-        )
+    hidden_size = _width(file, path, len(tokens) if tokens.ndim == 1 else -1, layer_ids, tokens)
     if len(set(layer_ids)) != len(layer_ids):
         raise CaptureError(f"{path}: layer_ids {list(layer_ids)}", "each layer once")
-    if not 1 <= n_prompt < n_tokens[0]:
+    n_prompt, end = _continuation(file, path, len(tokens))
+    if not 1 <= n_prompt < end:
         raise CaptureError(
-            f"{path}: n_prompt_tokens is {n_prompt} of {n_tokens[0]} tokens",
-            "a prompt and a continuation",
+            f"{path}: n_prompt_tokens is {n_prompt} of {end} tokens", "a prompt and a continuation"
         )
     if tokens.min() < 0:
         raise CaptureError(f"{path}: token id {int(tokens.min())}", "ids from 0")
+    own = file.get("id") if "id" in file.names else None
+    name = path.relative_to(root).with_suffix("").as_posix() if path != root else path.stem
     prompt = CapturedPrompt(
-        id=metadata.get("id", path.stem),
+        id=own if isinstance(own, str) else name,
         n_prompt_tokens=n_prompt,
-        n_generated=n_tokens[0] - n_prompt,
+        n_generated=end - n_prompt,
         ended=False,
     )
-    return prompt, layer_ids, shape[2], int(tokens.max())
+    return Dump(path, prompt, layer_ids, hidden_size, int(tokens[:end].max()))
+
+
+def _open(path: Path) -> _File:
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(9)
+        if path.suffix == ".safetensors" or start[8:] == b"{":
+            return _open_safetensors(path)
+        if start[:4] != b"PK\x03\x04":
+            raise explain_bare_pickle(path)
+        return _open_torch(path)
+    except UnsafePickle:
+        raise
+    except CheckpointError as error:
+        raise CaptureError(error.found, error.expected, error.do) from error
+    except (OSError, SafetensorError) as error:
+        raise CaptureError(f"{path} is not a safetensors file ({error})") from error
+
+
+def _open_safetensors(path: Path) -> _File:
+    file = safe_open(path, "pt")
+    metadata, keys = file.metadata() or {}, set(file.keys())
+
+    def get(name: str) -> Any:
+        return file.get_tensor(name) if name in keys else _parsed(metadata[name])
+
+    return _File(frozenset(keys | set(metadata)), get)
+
+
+def _parsed(text: str) -> Any:
+    """Numbers and lists in metadata, which can hold only text."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return value if isinstance(value, int | list) else text
+
+
+def _open_torch(path: Path) -> _File:
+    archive = TorchZip(path)
+    content = as_mapping(archive.content)
+    if content is None:
+        raise CaptureError(f"{path} holds a {type(archive.content).__name__}", "named tensors")
+    values = {k: v for k, v in content.items() if isinstance(k, str)}
+    for name in _NESTED:
+        inner = as_mapping(values.get(name)) or {}
+        values |= {k: v for k, v in inner.items() if isinstance(k, str) and k not in values}
+
+    def made(value: Any) -> Any:
+        if isinstance(value, TensorRef):
+            return archive.tensor(value)
+        return [made(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return _File(frozenset(values), lambda name: made(values[name]))
+
+
+def _all(file: _File, aliases: Sequence[str]) -> list[Any]:
+    """What a file has under some names, the first name first."""
+    return [file.get(name) for name in aliases if name in file.names]
+
+
+def _flat(file: _File, path: Path) -> Tensor:
+    """The tokens, without a leading batch dimension of 1."""
+    value = _tensor(_all(file, _TOKENS)[0], path, "tokens")
+    return value[0] if value.ndim == 2 and len(value) == 1 else value
+
+
+def _tensor(value: Any, path: Path, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CaptureError(f"{path}: {name} are a {type(value).__name__}", "numbers") from error
+
+
+def _layer_ids(file: _File, path: Path, given: Sequence[int] | None) -> tuple[int, ...]:
+    found = [_tensor(v, path, "layer_ids").flatten() for v in _all(file, _LAYERS)[:1]]
+    inputs = _all(file, _LAYER_INPUTS)[:1]
+    found = found or [_tensor(v, path, "layer_ids").flatten() - 1 for v in inputs]
+    if not found and given is None:
+        raise CaptureError(
+            f"{path} does not say which layers its states are of",
+            "layer_ids in the file",
+            "or give layer_ids: j is the output of decoder layer j, -1 the embeddings",
+        )
+    if not found:
+        return tuple(given or ())
+    if found[0].is_floating_point() or found[0].dtype is torch.bool:
+        raise CaptureError(f"{path}: layer_ids are {found[0].dtype}", "integers")
+    layers = tuple(found[0].tolist())
+    if given is not None and tuple(given) != layers:
+        raise CaptureError(f"{path} holds layers {list(layers)}", f"{list(given)}, as given")
+    return layers
+
+
+def _width(
+    file: _File, path: Path, n_tokens: int, layer_ids: tuple[int, ...], tokens: Tensor
+) -> int:
+    """H, if the states have a shape that can be read."""
+    if "hidden_states_scales" in file.names:
+        raise CaptureError(f"{path} holds quantised states", "states in a float type")
+    value, k = _all(file, _STATES)[0], len(layer_ids)
+    if isinstance(value, list):
+        shapes = [list(v.shape) for v in value if isinstance(v, Tensor)]
+        sizes = {tuple(s[1:] if len(s) == 3 and s[0] == 1 else s) for s in shapes}
+        if len(value) == len(shapes) == k and len(sizes) == 1:
+            (size,) = sizes
+            if len(size) == 2 and size[0] == n_tokens:
+                return size[1]
+        text = f"a list of {len(value)} states {shapes[:1]}"
+    elif isinstance(value, Tensor):
+        shape = list(value.shape[1:] if value.shape[0] == 1 and value.ndim > 2 else value.shape)
+        if len(shape) == 3 and shape[:2] == [n_tokens, k]:
+            return int(shape[2])
+        if len(shape) == 2 and shape[0] == n_tokens and k and shape[1] % k == 0:
+            return int(shape[1]) // k
+        text = f"hidden_states {list(value.shape)}"
+    else:
+        text = f"hidden_states that are a {type(value).__name__}"
+    raise CaptureError(
+        f"{path}: tokens {list(tokens.shape)}, {text}, {k} layer_ids",
+        "shapes [T], [T, K, H] and [K]",
+    )
+
+
+def _column(value: Any, k: int, dump: Dump) -> Tensor:
+    """States [T, H] of the k-th layer of a file."""
+    if isinstance(value, list):
+        one: Tensor = value[k]
+        one = one[0] if one.ndim == 3 else one
+    else:
+        whole: Tensor = value[0] if value.ndim > 2 and value.shape[0] == 1 else value
+        h = dump.hidden_size
+        one = whole[:, k] if whole.ndim == 3 else whole[:, k * h : (k + 1) * h]
+    return one[: dump.n_tokens]
+
+
+def _continuation(file: _File, path: Path, n_tokens: int) -> tuple[int, int]:
+    """Where the continuation begins and ends."""
+    said = _all(file, _PROMPT)[:1]
+    if said:
+        value: Any = said[0].tolist() if isinstance(said[0], Tensor) else said[0]
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        try:
+            return int(value), n_tokens
+        except (TypeError, ValueError) as error:
+            raise CaptureError(f"{path}: n_prompt_tokens is {value!r}", "one integer") from error
+    if "loss_mask" not in file.names:
+        return 1, n_tokens
+    mask = _tensor(file.get("loss_mask"), path, "loss_mask").flatten() > 0
+    if len(mask) != n_tokens or not bool(mask.any()):
+        raise CaptureError(
+            f"{path}: a loss_mask of {len(mask)} entries, {int(mask.sum())} of them set",
+            f"{n_tokens} entries, as many as tokens, and a continuation among them",
+        )
+    end = int(mask.nonzero()[-1]) + 1
+    before = (~mask[:end]).nonzero()
+    return (int(before[-1]) + 1 if len(before) else 1), end
 
 
 def _lent_by(folder: Path) -> tuple[dict[str, tuple[Path, str]], dict[str, Any]]:

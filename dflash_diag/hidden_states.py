@@ -114,15 +114,15 @@ def configs(model: Any) -> list[Any]:
 
 
 def input_device(model: Any) -> torch.device:
-    """The device on which a model's input goes.
+    """Where a model's input goes: the device of its embedding, or of the hook that moves it there.
 
-    Where accelerate has spread a model, the embedding's weight may lie on the meta device; its hook
-    knows where it computes.
+    A model that accelerate spread over devices keeps offloaded weights on the meta device.
     """
     embedding = model.get_input_embeddings()
-    if embedding.weight.device.type != "meta":
-        return embedding.weight.device
-    return torch.device(embedding._hf_hook.execution_device)  # noqa: SLF001 - nowhere else
+    device = embedding.weight.device
+    if device.type == "meta":
+        device = torch.device(embedding._hf_hook.execution_device)  # noqa: SLF001
+    return device
 
 
 def weight_of(module: Any) -> Tensor:

@@ -134,14 +134,22 @@ def capture_only(config: RunConfig) -> Path:
     Raises
     ------
     BadInput
-        No target, no prompts, or one of them cannot be used.
+        No target, no prompts and no capture to be like, or one of them cannot be used.
     """
+    from dflash_diag.bundle import Capture
     from dflash_diag.capture import make_capture
 
-    for name in ("target", "prompts"):
-        if not getattr(config, name):
-            raise BadInput(f"no {name}", do=f"give --{name}")
-    prompts = read_prompts(config.prompts)
+    if not config.target:
+        raise BadInput("no target", do="give --target")
+    if not (config.prompts or config.like):
+        raise BadInput("no prompts", do="give --prompts, or --like with a capture")
+    if config.like and (config.prompts or config.max_new_tokens):
+        other = "--prompts" if config.prompts else "--max-new-tokens"
+        raise BadInput(
+            f"--like and {other}", "one of the two: a capture's tokens are what they are"
+        )
+    like = Capture.load(config.like) if config.like else None
+    prompts = read_prompts(config.prompts) if like is None else []
     taps = None
     if config.drafter:
         reading = Reading.read(config.drafter)
@@ -153,7 +161,8 @@ def capture_only(config: RunConfig) -> Path:
         config.target,
         prompts,
         config.out or default,
-        max_new_tokens=config.max_new_tokens or NEW_TOKENS,
+        max_new_tokens=None if like else config.max_new_tokens or NEW_TOKENS,
+        like=like,
         layers=config.layers,
         taps=taps,
         dtype=config.dtype,

@@ -151,7 +151,7 @@ BAD = {
     "weights that are a folder": (lambda w, t: {"drafter": folder_for_weights(w, t / "d")},
                                   "not a file"),
     "a GPU that is not there": (lambda w, t: {"device": "cuda:99"}, "--device cuda:99"),
-    "unknown device": (lambda w, t: {"device": "tpu"}, "expected auto, cpu, cuda or cuda:N"),
+    "unknown device": (lambda w, t: {"device": "tpu"}, "expected auto, cpu, cuda, cuda:N or split"),
     "unknown type": (lambda w, t: {"dtype": "int3"}, "--dtype int3"),
     "unknown backend": (lambda w, t: {"backend": "magic"}, "--backend magic"),
     "unknown layers": (lambda w, t: {"layers": "most"}, "--layers most"),
@@ -373,6 +373,41 @@ def test_a_capture_made_by_other_code(score, capture, world, tmp_path):
     )
     assert f"[{made.tokens(0)[0]}] " in Transcript(run)._repr_html_()
     assert not [one for one in run.results() if one.verdict.name == "ERROR"]
+
+
+def run_capture(capsys, **options):
+    arguments = [str(x) for name, value in options.items() for x in (f"--{name}", value)]
+    code = cli.run(["capture", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_a_capture_like_another(capture, world, tmp_path, capsys):
+    from dflash_diag.bundle import Capture
+
+    options = {"target": world / "target", "like": capture, "dtype": "bfloat16", "layers": "all"}
+    code, out, err = run_capture(capsys, **options, out=tmp_path / "again")
+    assert code == 0, err
+    assert out.strip() == str(tmp_path / "again")
+    made, again = Capture.load(capture), Capture.load(tmp_path / "again")
+    assert [p.id for p in again.prompts] == [p.id for p in made.prompts]
+    assert all(again.tokens(i).equal(made.tokens(i)) for i in range(3))
+    assert again.target_facts["dtype"] == "bfloat16"
+    for wrong, message in [
+        ({"prompts": world / "prompts.jsonl"}, "--like and --prompts"),
+        ({"max-new-tokens": 9}, "--like and --max-new-tokens"),
+    ]:
+        code, _, err = run_capture(capsys, **options, **wrong)
+        assert code == 2
+        assert message in err
+    code, _, err = run_capture(capsys, target=world / "target")
+    assert (code, "give --prompts, or --like" in err) == (2, True)
+
+
+def test_a_target_split_between_memory_and_disk(capture, world, tmp_path, capsys):
+    options = {"target": world / "target", "like": capture, "out": tmp_path / "split"}
+    code, _, err = run_capture(capsys, **options, device="split")
+    assert code == 0, err
 
 
 def test_two_runs_do_not_share_a_folder(score, capture, world, tmp_path):
