@@ -395,6 +395,7 @@ def _forward(part: _Part, target: Target, text: _Text, made: Continuation, plan:
     return forced
 
 
+@torch.inference_mode()
 def _choices(forced: Forced, rows: Tensor | None) -> Any:
     """Top choices, margin and entropy of the kept positions, as a frame with a row for each."""
     import pandas as pd

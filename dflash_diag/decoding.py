@@ -129,9 +129,12 @@ class Forced:
         hidden = self._source
         if positions is not None:
             hidden = hidden[positions.to(hidden.device)]
-        with torch.inference_mode():
-            for rows in hidden.split(self._rows_at_once):
-                yield self._head(rows)
+        for rows in hidden.split(self._rows_at_once):
+            yield self._made(rows)
+
+    @torch.inference_mode()
+    def _made(self, rows: Tensor) -> Tensor:
+        return self._head(rows)
 
     def row(self, position: int) -> Tensor:
         """Logits [V] of one position."""

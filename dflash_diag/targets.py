@@ -360,13 +360,13 @@ def _spread(
         )
     # Layers whose type changes while loading are written here; the others stay in their files.
     folder = tempfile.TemporaryDirectory(prefix="dflash-diag-", ignore_cleanup_errors=True)
-    model = _from_pretrained(
-        source,
-        dtype,
-        device_map="auto",
-        max_memory=None if max_memory is None else dict(max_memory),
-        offload_folder=folder.name,
-    )
+    limits = None if max_memory is None else dict(max_memory)
+    placing = {"device_map": "auto", "max_memory": limits, "offload_folder": folder.name}
+    try:
+        model = _from_pretrained(source, dtype, **placing)
+    except BaseException:
+        folder.cleanup()
+        raise
     weakref.finalize(model, folder.cleanup)
     return model
 

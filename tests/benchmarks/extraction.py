@@ -119,6 +119,7 @@ class Meter:
         return f"{peak / GIB:.2f}", f"{kept / GIB:.2f}"
 
 
+@torch.inference_mode()
 def choices(target: Any, tokens: list[int], taps: tuple[int, ...]) -> list[Any]:
     """What a capture makes of the head's rows, as far as it costs anything."""
     best = []

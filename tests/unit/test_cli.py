@@ -404,10 +404,12 @@ def test_a_capture_like_another(capture, world, tmp_path, capsys):
     assert (code, "give --prompts, or --like" in err) == (2, True)
 
 
-def test_a_target_split_between_memory_and_disk(capture, world, tmp_path, capsys):
+def test_a_target_that_accelerate_places(capture, world, tmp_path, capsys):
     options = {"target": world / "target", "like": capture, "out": tmp_path / "split"}
-    code, _, err = run_capture(capsys, **options, device="split")
+    code, _, err = run_capture(capsys, **options, device="split", drafter=world / "drafter")
     assert code == 0, err
+    for name in ("states/00000.safetensors", "states/00002.safetensors"):
+        assert (tmp_path / "split" / name).read_bytes() == (capture / name).read_bytes()
 
 
 def test_two_runs_do_not_share_a_folder(score, capture, world, tmp_path):

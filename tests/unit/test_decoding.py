@@ -159,6 +159,8 @@ def test_logits_by_rows_are_the_models_own(changes, monkeypatch, new_hybrid):
     tokens = prompts(lengths=(23,))[0]
     forced = teacher_forced(target, tokens, (1,))
     slices = list(forced.logits())
+    for _ in forced.logits():
+        assert not torch.is_inference_mode_enabled()  # whoever reads them goes on as before
     assert [len(rows) for rows in slices] == [5, 5, 5, 5, 3]
     assert most == [5]
     with torch.inference_mode():

@@ -125,6 +125,15 @@ def test_the_backend_is_called_in_every_layer_also_in_those_on_the_disk(split, m
     assert module.torch_chunk_gated_delta_rule is original
 
 
+def test_a_target_that_cannot_be_loaded_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(targets.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text("{}")
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        load_target(tmp_path / "target", device="split")
+    assert [p.name for p in tmp_path.iterdir()] == ["target"]
+
+
 def test_without_accelerate_it_is_said_what_to_install(hybrid_folder, monkeypatch):
     find = importlib.util.find_spec
 
