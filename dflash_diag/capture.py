@@ -169,7 +169,8 @@ def make_capture(
             **request,
             "n_prompts": len(texts),
             "target": facts,
-            "shared": _store_shared(work, out, target),
+            # A capture that cannot be scored needs nothing that a drafter borrows.
+            "shared": {} if keep_rows is not None else _store_shared(work, out, target),
             "provenance": provenance.collect(given=request, device=str(target.device)),
         }
         _finish(work, len(texts), facts)

@@ -127,7 +127,23 @@ def device_facts(device: str) -> dict[str, Any]:
         "capability": f"{facts.major}.{facts.minor}",
         "memory_gib": round(facts.total_memory / 2**30, 1),
         "cuda": torch.version.cuda,
+        "driver": _driver(),
     }
+
+
+def _driver() -> str | None:
+    """Version of the GPU's driver, where its own tool tells it."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.split("\n", 1)[0].strip() or None
 
 
 def source_revision() -> dict[str, Any] | None:

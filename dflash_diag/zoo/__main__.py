@@ -15,7 +15,7 @@ import torch
 import typer
 
 from dflash_diag import paths
-from dflash_diag.zoo import corpus, drafters, export, recipe, sequences, targets
+from dflash_diag.zoo import captures, corpus, drafters, export, recipe, sequences, targets
 
 SIZES = {"full": recipe.Recipe, "tiny": recipe.tiny}
 
@@ -28,6 +28,7 @@ class Stage(StrEnum):
     SEQUENCES = "sequences"
     DRAFTERS = "drafters"
     EXPORT = "export"
+    CAPTURES = "captures"
 
 
 def main(
@@ -64,8 +65,11 @@ def main(
                 device=device,
                 compiled=size == "full",
             )
+    zoo = out or paths.data_dir() / "zoo"
     if Stage.EXPORT in wanted:
-        export.build(work, out or paths.data_dir() / "zoo", plan)
+        export.build(work, zoo, plan)
+    if Stage.CAPTURES in wanted:
+        captures.build(work, zoo, device=device)
 
 
 def _prompt_texts() -> list[str]:

@@ -22,6 +22,8 @@ from dflash_diag.zoo.recipe import DrafterRecipe, Recipe
 
 log = logging.getLogger(__name__)
 
+CAPTURES = "captures"
+"""Captures made on a GPU (`dflash_diag.zoo.captures`), which outlive a new export."""
 CHECKPOINT = "training_checkpoint"
 """The drafter that is kept as its trainer saved it, not exported."""
 
@@ -39,17 +41,24 @@ def build(work: Path, out: Path, plan: Recipe) -> None:
                 export_drafter(work, stage / "full" / name, name, plan)
             else:
                 export_drafter(work, stage / "hybrid" / "drafters" / name, name, plan)
-        manifest = {
-            "schema": example.SCHEMA,
-            "measured": measured(work, plan),
-            "files": {
-                path.relative_to(stage).as_posix(): storage.sha256_file(path)
-                for path in sorted(stage.rglob("*"))
-                if path.is_file()
-            },
-        }
-        storage.write_json(stage / example.MANIFEST, manifest)
+        if (out / CAPTURES).is_dir():
+            shutil.copytree(out / CAPTURES, stage / CAPTURES)
+        write_manifest(stage, measured(work, plan))
     log.info("wrote %s", out)
+
+
+def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
+    """Sum up everything in the example's folder."""
+    manifest = {
+        "schema": example.SCHEMA,
+        "measured": facts,
+        "files": {
+            path.relative_to(folder).as_posix(): storage.sha256_file(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != example.MANIFEST
+        },
+    }
+    storage.write_json(folder / example.MANIFEST, manifest)
 
 
 def export_target(work: Path, folder: Path, name: str) -> None:
