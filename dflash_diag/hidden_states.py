@@ -90,7 +90,7 @@ def find_parts(model: Any) -> TargetParts:
         raise BadInput(f"{name} has no language-model head", "a causal language model")
     embedding = model.get_input_embeddings()
     tied = embedding.weight is head.weight
-    if head.weight.device.type == "meta":
+    if "meta" in (embedding.weight.device.type, head.weight.device.type):
         # Offloaded weights are stood in for by tensors of their own, also where they are one.
         tied = any(getattr(c, "tie_word_embeddings", False) for c in configs(model))
     return TargetParts(
