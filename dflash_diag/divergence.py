@@ -85,10 +85,10 @@ class Deviation:
         sums = (d2.sum(0).cpu(), y2.sum(0).cpu())
         before = self.channels
         self.channels = sums if before is None else (before[0] + sums[0], before[1] + sums[1])
-        largest = d.abs().max()
-        if float(largest) > self.max_abs or self.at is None:
-            row, channel = divmod(int(d.abs().argmax()), d.shape[1])
-            self.max_abs, self.at = float(largest), (sequence, int(kept[row]), channel)
+        row, channel = divmod(int(d2.argmax()), d.shape[1])
+        largest = float(d[row, channel].abs())
+        if largest > self.max_abs or self.at is None:
+            self.max_abs, self.at = largest, (sequence, int(kept[row]), channel)
 
     def to_json(self) -> dict[str, Any]:
         """The numbers by name; None where nothing finite was seen."""

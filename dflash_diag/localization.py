@@ -68,21 +68,9 @@ def compare_modules(
     found: dict[Place, dict[str, Any]] = {}
     for first in range(0, len(chosen), layers_at_once):
         window = list(chosen[first : first + layers_at_once])
-
-        def trace(
-            variant: Variant, inputs: Mapping[int, Tensor] | None, window: list[int] = window
-        ) -> Trace:
-            with (
-                computed_as(target, variant) as live,
-                nullcontext() if inputs is None else started_from(live.parts, inputs),
-                traced(live.parts, window) as kept,
-            ):
-                live.logits(torch.tensor([list(tokens)]), last_only=True)
-                return kept
-
-        errors, local = _pair(trace, a, b, window)
-        same = (a, b) == (low, high)
-        noise, local_noise = (errors, local) if same else _pair(trace, low, high, window)
+        run = _Window(target, tokens, window)
+        errors, local = run.compare(a, b)
+        noise, local_noise = run.compare(low, high)
         for row in with_floor(errors, {(r["layer"], r["module"]): r for r in noise}):
             place = Place(row["layer"], row["module"])
             own, limit = local.get(place), local_noise.get(place)
@@ -95,25 +83,48 @@ def compare_modules(
     return list(found.values())
 
 
-def _pair(
-    trace: Callable[..., Trace], x: Variant, y: Variant, window: Sequence[int]
-) -> tuple[list[dict[str, Any]], dict[Place, dict[str, Any]]]:
-    """Errors of x against y: as they come, and of each layer started from y's input."""
-    reference = trace(y, None)
-    examined = trace(x, None) if x != y else reference
-    errors = [
-        {"layer": place.layer, "module": place.module, **deviation(value, reference[place])}
-        for place, value in examined.items()
-        if place in reference
-    ]
-    del examined
-    # A layer that was skipped over has no input at hand.
-    known = {i: Place(i - 1, OUTPUT) for i in window}
-    inputs = {i: reference[at] for i, at in known.items() if at in reference}
-    own = trace(x, inputs) if x != y else reference
-    local = {
-        place: deviation(value, reference[place])
-        for place, value in own.items()
-        if place in reference and place.layer in inputs
-    }
-    return errors, local
+class _Window:
+    """Traces of some layers, each run once."""
+
+    def __init__(self, target: Target, tokens: Sequence[int], layers: Sequence[int]) -> None:
+        self._target, self._layers = target, layers
+        self._ids = torch.tensor([list(tokens)])
+        self._traces: dict[Variant, Trace] = {}
+
+    def compare(
+        self, x: Variant, y: Variant
+    ) -> tuple[list[dict[str, Any]], dict[Place, dict[str, Any]]]:
+        """Errors of x against y: as they come, and of each layer started from y's input."""
+        examined, reference = self._trace(x), self._trace(y)
+        errors = [
+            {"layer": place.layer, "module": place.module, **deviation(value, reference[place])}
+            for place, value in examined.items()
+            if place in reference
+        ]
+        # A layer that was skipped over has no input at hand.
+        inputs = {
+            i: reference[Place(i - 1, OUTPUT)]
+            for i in self._layers
+            if Place(i - 1, OUTPUT) in reference
+        }
+        own = examined if x == y else self._run(x, inputs)
+        local = {
+            place: deviation(value, reference[place])
+            for place, value in own.items()
+            if place in reference and place.layer in inputs
+        }
+        return errors, local
+
+    def _trace(self, variant: Variant) -> Trace:
+        if variant not in self._traces:
+            self._traces[variant] = self._run(variant, None)
+        return self._traces[variant]
+
+    def _run(self, variant: Variant, inputs: Mapping[int, Tensor] | None) -> Trace:
+        with (
+            computed_as(self._target, variant) as live,
+            nullcontext() if inputs is None else started_from(live.parts, inputs),
+            traced(live.parts, self._layers) as kept,
+        ):
+            live.logits(self._ids, last_only=True)
+            return kept

@@ -24,6 +24,7 @@ from dflash_diag.divergence import first_above
 from dflash_diag.hidden_states import default_taps
 from dflash_diag.localization import compare_modules
 from dflash_diag.modules import Variant, computed_as
+from dflash_diag.progress import progress
 from dflash_diag.targets import Target, wrap_target
 
 
@@ -64,7 +65,8 @@ def main() -> None:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, target.vocab_size, (n_tokens,), generator=generator).tolist()
     started = time.perf_counter()
-    rows = compare_modules(target, fast, plain, tokens)
+    with progress(target.n_layers, "modules", unit="layer") as stage:
+        rows = compare_modules(target, fast, plain, tokens, tick=stage.update)
     print(f"{len(rows)} modules compared in {time.perf_counter() - started:.0f} s")
     taps = default_taps(target.n_layers)
     print("| layer | relative RMS | floor | 1 - cosine | made in this layer | its floor |")
