@@ -32,10 +32,17 @@ log = logging.getLogger(__name__)
 PROMPTS, N_PROMPTS = "prompts/coding.jsonl", 10
 KEEP_ROWS = 4
 """Positions a prompt: all captures together stay below 1.5 MB."""
-BACKENDS = ("fla+causal-conv1d", "fla+torch-conv", "torch")
-DTYPES = ("bfloat16", "float32")
-JUDGED = "fla/bfloat16"
-"""The side whose comparison with the others is kept as results: what trainers use."""
+VARIANTS = (
+    "fla/bfloat16",
+    "fla/float32",
+    "fla+torch-conv/bfloat16",
+    "torch/bfloat16",
+    "torch/float32",
+)
+"""Ways of computing; the first, which is what trainers use, is the one whose comparison with the
+others is kept as results. ``fla`` takes causal-conv1d where that runs."""
+ON_A_CPU = ("torch+recurrent/bfloat16", "torch/bfloat16", "torch/float32")
+"""The same for a machine without a GPU, to try the stage."""
 
 
 def build(work: Path, zoo: Path, *, device: str) -> None:
@@ -44,6 +51,7 @@ def build(work: Path, zoo: Path, *, device: str) -> None:
     Backends that cannot run here are left out, and the log says why.
     """
     folder = zoo / CAPTURES
+    shutil.rmtree(work / "captures", ignore_errors=True)
     target = load_target(zoo / "hybrid" / "target", device=device, dtype="float32", backend="torch")
     prompts = read_prompts(paths.data_dir() / PROMPTS)[:N_PROMPTS]
     base = make_capture(
@@ -51,23 +59,22 @@ def build(work: Path, zoo: Path, *, device: str) -> None:
     )
     taps = storage.read_json(zoo / "hybrid" / "drafters" / "reference" / "config.json")
     with storage.staged_dir(folder) as stage:
-        for backend in BACKENDS:
-            for dtype in DTYPES:
-                name = f"{machine(device)}-{backend.replace('+', '-')}-{dtype}"
-                try:
-                    with computed_as(target, Variant(backend, dtype)) as live:
-                        make_capture(
-                            live,
-                            [],
-                            stage / name,
-                            like=base,
-                            layers="taps",
-                            taps=taps["dflash_config"]["target_layer_ids"],
-                            all_layers_for=1,
-                            keep_rows=KEEP_ROWS,
-                        )
-                except BadInput as error:
-                    log.warning("left out %s: %s", name, error)
+        for variant in _variants(device):
+            name = f"{machine(device)}-{str(variant).replace('+', '-').replace('/', '-')}"
+            try:
+                with computed_as(target, variant) as live:
+                    make_capture(
+                        live,
+                        [],
+                        stage / name,
+                        like=base,
+                        layers="taps",
+                        taps=taps["dflash_config"]["target_layer_ids"],
+                        all_layers_for=1,
+                        keep_rows=KEEP_ROWS,
+                    )
+            except BadInput as error:
+                log.warning("left out %s: %s", name, error)
         _compare(work, zoo, stage, device)
     manifest = storage.read_json(zoo / MANIFEST)
     write_manifest(zoo, manifest["measured"])
@@ -80,10 +87,13 @@ def machine(device: str) -> str:
     return torch.cuda.get_device_name().split()[-1].lower()
 
 
+def _variants(device: str) -> list[Variant]:
+    return [Variant.parse(v) for v in (VARIANTS if device.startswith("cuda") else ON_A_CPU)]
+
+
 def _compare(work: Path, zoo: Path, stage: Path, device: str) -> None:
     """The whole comparison on the example's prompts, kept as results."""
-    judged = Variant.parse(JUDGED if device.startswith("cuda") else "torch+recurrent/bfloat16")
-    others = [str(Variant(b, d)) for b in (judged.backend, "torch") for d in DTYPES]
+    judged, *others = _variants(device)
     prompts = work / "captures" / "prompts.jsonl"
     lines = [json.dumps(p.to_json()) for p in EXAMPLE.read_prompts()]
     prompts.write_text("\n".join(lines) + "\n")
@@ -95,10 +105,9 @@ def _compare(work: Path, zoo: Path, stage: Path, device: str) -> None:
         device=device,
         dtype=judged.dtype,
         backend=judged.backend,
-        against=",".join(one for one in others if one != str(judged)),
+        against=",".join(map(str, others)),
         out=str(work / "captures" / "run"),
     )
-    shutil.rmtree(config.out, ignore_errors=True)
     run = Run.open(config)
     for id_ in RESULTS:
         run.result(id_).save(stage / "results" / id_)
