@@ -112,7 +112,7 @@ class Deviation:
         )
         return {
             "n_tokens": self.n_tokens,
-            "rel_rms": _ratio(self.squared, self.reference),
+            "rel_rms": None if rows is None else _ratio(self.squared, self.reference),
             "rel_rms_trimmed": self._trimmed(),
             "one_minus_cos": self._one_minus_cos(),
             "token_p50": quantiles[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic, percent, signed
@@ -26,21 +27,22 @@ def judge(result: Result) -> Judgement:
 
 def _side(result: Result, name: str) -> Judgement:
     side, delta = result.params["sides"][name], result.estimates.get(f"delta_tau {name}")
-    known = delta is not None and delta.lo is not None and delta.hi is not None
+    # Without an interval all is possible.
+    lo, hi = (-math.inf, math.inf)
+    if delta is not None and delta.lo is not None and delta.hi is not None:
+        lo, hi = delta.lo, delta.hi
     what = "" if delta is None else f"{name}: tau changes by {signed(delta)}"
-    if known and (delta.lo > HARMLESS or delta.hi < -HARMLESS):
+    if lo > HARMLESS or hi < -HARMLESS:
         return Judgement(Verdict.FAIL, what)
     if side["n_decisive"] > FEW * side["n_positions"]:
         why = f"{name}: {side['n_decisive']} choices of the target flip by more than rounding"
         return Judgement(Verdict.WARN, why)
-    if known and delta.lo >= -HARMLESS and delta.hi <= HARMLESS:
+    if lo >= -HARMLESS and hi <= HARMLESS:
         return Judgement(Verdict.PASS, f"{what}, less than {HARMLESS} tokens a round")
     if delta is not None:
         return Judgement(Verdict.INCONCLUSIVE, f"{what}, undecided")
-    flips = (
-        "the target's choices flip no more than by rounding" if side["n_positions"] else NO_FLIPS
-    )
-    return Judgement(Verdict.INCONCLUSIVE, f"{name}: {flips}; the cost in tokens is unknown")
+    why = ROUNDED if side["n_positions"] else NO_FLIPS
+    return Judgement(Verdict.INCONCLUSIVE, f"{name}: {why}; the cost in tokens is unknown")
 
 
 @diagnostic(

@@ -69,7 +69,7 @@ def style() -> Any:
 
 def set_title(ax: Axes, text: str) -> None:
     """Set a title, wrapped to the figure's width."""
-    ax.set_title("\n".join(textwrap.wrap(printable(text), 60)))
+    ax.set_title("\n".join(textwrap.wrap(printable(text), 60, break_on_hyphens=False)))
 
 
 def look_of(role: str) -> Look:

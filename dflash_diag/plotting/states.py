@@ -43,10 +43,13 @@ NOTED = 3
 """Wrong layers that are named in the figure; the table names all."""
 
 
-def _looks(frame: pd.DataFrame, by: str = "side") -> list[tuple[str, pd.DataFrame, Look]]:
-    """(name, rows, look) of every side of a frame, in its order."""
-    groups = frame.groupby(by, sort=False)
-    return [(str(n), rows, SIDES[i % len(SIDES)]) for i, (n, rows) in enumerate(groups)]
+def _looks(
+    frame: pd.DataFrame, names: Sequence[str] = (), by: str = "side"
+) -> list[tuple[str, pd.DataFrame, Look]]:
+    """(name, rows, look) of every side of a frame, by its place among ``names``."""
+    groups = {str(name): rows for name, rows in frame.groupby(by, sort=False)}
+    names = list(names) or list(groups)
+    return [(n, groups[n], SIDES[names.index(n) % len(SIDES)]) for n in names if n in groups]
 
 
 def _log_axis(ax: Axes, values: pd.Series, label: str) -> float:
@@ -60,8 +63,16 @@ def _log_axis(ax: Axes, values: pd.Series, label: str) -> float:
     ax.yaxis.set_minor_formatter("")
     ax.set_ylabel(label)
     if (values == 0).any():
-        note = "bottom edge: exactly the same"
-        ax.annotate(note, (0.01, 0.02), xycoords="axes fraction", fontsize=8.5, color=SOFT)
+        ax.annotate(
+            "0",
+            (0, zero),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=9.5,
+        )
     return zero
 
 
@@ -90,11 +101,11 @@ def _noise(ax: Axes, x: Sequence[float], floor: Sequence[float], bottom: float) 
 
 def _crosses(ax: Axes, x: Sequence[float], y: Sequence[float], size: float = 8) -> None:
     """What is above the noise, or broken."""
-    edge = {"markeredgecolor": "white", "markeredgewidth": 0.7}
+    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.7}
     ax.plot(x, y, "X", color=BAD, markersize=size, zorder=4, linestyle="", **edge)
 
 
-def _note(ax: Axes, x: float, y: float, text: str) -> None:
+def _note(ax: Axes, x: float, y: float, text: str, colour: str = BAD) -> None:
     """Text beside a point, on the side where there is room."""
     left, right = ax.get_xlim()
     is_left = x < (left + right) / 2
@@ -106,7 +117,7 @@ def _note(ax: Axes, x: float, y: float, text: str) -> None:
         ha="left" if is_left else "right",
         fontsize=9,
         fontweight="bold",
-        color=BAD,
+        color=colour,
         zorder=5,
     )
 
@@ -117,12 +128,11 @@ def _named(ax: Axes, ends: list[tuple[float, float, str, str]], sides: int) -> N
         label_ends(ax, ends)
 
 
-def _floors(frame: pd.DataFrame, by: str = "side") -> list[pd.DataFrame]:
+def _floors(frame: pd.DataFrame) -> list[pd.DataFrame]:
     """Rows of every side whose floor differs from that of a side before it."""
     found: list[pd.DataFrame] = []
-    for _, rows, _ in _looks(frame, by):
-        same = (one for one in found if list(one["floor"]) == list(rows["floor"]))
-        if next(same, None) is None:
+    for _, rows, _ in _looks(frame):
+        if not any(list(one["floor"]) == list(rows["floor"]) for one in found):
             found.append(rows)
     return found
 
@@ -146,13 +156,12 @@ def _layers(result: Result, ax: Axes) -> None:
         y = rows["rel_rms"].astype(float).clip(lower=zero).fillna(top)
         ax.plot(rows["layer"], y, color=look.colour, linestyle=look.dash, linewidth=1.6, zorder=3)
         fine = ~rows["above"].astype(bool)
-        style = {"color": look.colour, "markersize": 4.5, "linestyle": ""}
+        style: dict[str, Any] = {"color": look.colour, "markersize": 4.5, "linestyle": ""}
         ax.plot(rows["layer"][fine], y[fine], look.marker, zorder=3, **style)
         _crosses(ax, rows["layer"][~fine], y[~fine])
         if (~fine).any():
             at = rows.index[~fine][0]
-            which = "" if len(sides) == 1 else f"{short(name)}: "
-            _note(ax, rows["layer"][at], y[at], f"{which}layer {rows['layer'][at]}")
+            _note(ax, rows["layer"][at], y[at], f"layer {rows['layer'][at]}", look.colour)
         ends.append((float(rows["layer"].iloc[-1]), float(y.iloc[-1]), short(name), look.colour))
     _named(ax, ends, len(sides))
     set_title(ax, _finding(result))
@@ -206,7 +215,7 @@ def _times(ax: Axes, frame: pd.DataFrame, by: str) -> None:
     ax.annotate("limit: 2", (0.01, LIMIT), xycoords=("axes fraction", "data"), va="bottom",
                 xytext=(0, 1), textcoords="offset points", fontsize=8.5, color=SOFT)  # fmt: skip
     ends = []
-    groups = _looks(frame.assign(times=times.clip(upper=high * 0.94)), by)
+    groups = _looks(frame.assign(times=times.clip(upper=high * 0.94)), by=by)
     for name, rows, look in groups:
         above = rows["above"].astype(bool)
         line = {"color": look.colour, "linestyle": look.dash, "linewidth": 1.6}
@@ -223,18 +232,17 @@ def _modules(result: Result, ax: Axes) -> None:
     """Relative RMS of every module, errors adding up."""
     _module_curve(result, ax, "rel_rms", "floor", "relative RMS")
     first = {k: v for k, v in result.params["first_above"].items() if v is not None}
-    for name, rows, _ in _looks(result.frame):
+    for name, rows, look in _looks(result.frame, result.params["sides"]):
         if name in first:
             at = rows[rows["above"].astype(bool)].iloc[0]
             y = at["rel_rms"] if at["rel_rms"] == at["rel_rms"] else ax.get_ylim()[1] / 1.5
             _crosses(ax, [at["step"]], [y], 9)
-            which = "" if len(result.params["first_above"]) == 1 else f"{short(name, 14)}: "
-            _note(ax, at["step"], y, f"{which}{_place(first[name])}")
-    what = "every module is within its noise"
+            _note(ax, at["step"], y, _place(first[name]), look.colour)
+    what = "Every module is within its noise"
     if first:
         name, one = next(iter(first.items()))
         what = f"{name}: first above the noise is {_place(one)}, {one['origin']} there"
-    set_title(ax, f"{what} ({len(result.frame):,} modules)")
+    set_title(ax, f"{what} ({result.frame['step'].max() + 1} modules)")
 
 
 def _place(row: Mapping[str, Any]) -> str:
@@ -272,9 +280,9 @@ def _module_curve(result: Result, ax: Axes, value: str, floor: str, label: str) 
     _step_axis(ax, longest)
     seen: list[list[float]] = []
     ends = []
-    sides = _looks(frame)
+    sides = _looks(frame, result.params["sides"])
     for name, rows, look in sides:
-        noise = rows[floor].astype(float)
+        noise = rows[floor].astype(float).fillna(0.0)
         if list(noise) not in seen:
             seen.append(list(noise))
             usual = noise.where(noise > 0).ffill().bfill()
@@ -325,7 +333,11 @@ def _flips(result: Result, ax: Axes) -> None:
         y = i + 0.5 * (rows.index.to_series() * 0.618 % 1 - 0.5)
         x = rows["margin"].clip(lower=low * 1.05)
         decisive = rows["decisive"].astype(bool)
-        style = {"color": look.colour, "markersize": 4.5, "markerfacecolor": "white"}
+        style: dict[str, Any] = {
+            "color": look.colour,
+            "markersize": 4.5,
+            "markerfacecolor": "white",
+        }
         ax.plot(x[~decisive], y[~decisive], look.marker, linestyle="", zorder=3, **style)
         _crosses(ax, x[decisive], y[decisive])
         ticks.append(f"{short(name)}\n{_share(side)}")
@@ -333,7 +345,7 @@ def _flips(result: Result, ax: Axes) -> None:
     ax.set_ylim(len(sides) - 0.45, -0.55)
     ax.grid(axis="x")
     ax.grid(visible=False, axis="y")
-    ax.set_xlabel("smaller of the two margins [logits]; grey: explained by rounding")
+    ax.set_xlabel("smaller margin [logits]; grey: rounding")
     n = sum(side["n_positions"] for side in sides.values())
     decisive_ones = sum(side["n_decisive"] for side in sides.values())
     flipped = sum(side["n_flips"] for side in sides.values())
@@ -368,7 +380,7 @@ def _cost(result: Result, ax: Axes) -> None:
     ax.set_ylim(len(sides) - 0.45, -0.75)
     ax.grid(axis="x")
     ax.grid(visible=False, axis="y")
-    ax.set_xlabel(f"change of tau [tokens per round]; grey: within {HARMLESS}, taken as none")
+    ax.set_xlabel("change of tau [tokens per round]; grey: none")
     set_title(ax, "What that costs, paired by prompt")
 
 
