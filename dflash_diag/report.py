@@ -41,6 +41,15 @@ KEY_FIGURES = (
     "acceptance.comparison",
     "hidden.divergence",
 )
+CAPTURED = ("hidden.rows", "hidden.argmax", "hidden.identity")
+"""Diagnostics without which no number made from a capture means anything."""
+STATES = {
+    Verdict.PASS: "noise",
+    Verdict.WARN: "harmless",
+    Verdict.FAIL: "a cause",
+    Verdict.INCONCLUSIVE: "cost unknown",
+}
+"""Verdicts on hidden states in a word or two."""
 SUMMARY_SCHEMA = "dflash_diag.summary/1"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")
@@ -270,10 +279,16 @@ def _leads(by_id: Mapping[str, Result]) -> list[str]:
     lines = []
     if lossless.verdict is Verdict.FAIL:
         lines.append(f"Do not trust this number yet. {lossless.headline}")
+    for one in (by_id[name] for name in CAPTURED):
+        if one.verdict is Verdict.FAIL:
+            lines.append(f"The captured states are not what they should be. {one.headline}")
     if comparison.verdict is not Verdict.SKIPPED:
         lines.append(comparison.headline)
     if lossless.verdict is not Verdict.FAIL:
         lines.append(lossless.headline)
+    states = by_id["hidden.divergence"]
+    if states.verdict not in (Verdict.PASS, Verdict.SKIPPED):
+        lines.append(f"Hidden states: {states.params.get('judged', states.headline)}.")
     return lines
 
 
@@ -296,7 +311,21 @@ def _numbers(run: Run, by_id: Mapping[str, Result]) -> list[Number]:
     counted = f"{p['n_prompts'] - p['n_state']} of {p['n_prompts']}" if "n_state" in p else "–"  # noqa: RUF001
     words = "prompts decoded exactly" if "n_state" in p else "losslessness was not checked"
     numbers.append(Number("lossless", counted, words))
+    numbers += _states(by_id["hidden.divergence"])
     return numbers
+
+
+def _states(result: Result) -> list[Number]:
+    """What became of the comparison of hidden states, if there was one."""
+    if result.verdict in (Verdict.SKIPPED, Verdict.ERROR):
+        return []
+    sides = result.params["sides"]
+    first = next(iter(sides))
+    against = first if len(sides) == 1 else f"{len(sides)} others"
+    is_broken = any(side["n_broken"] for side in sides.values())
+    value = "broken" if is_broken else STATES[result.verdict]
+    detail = result.params["judged"].removeprefix(f"{first}: " if len(sides) == 1 else "")
+    return [Number(f"hidden states against {against}", value, detail.removeprefix("noise, "))]
 
 
 def _number(one: Estimate) -> tuple[str, str]:

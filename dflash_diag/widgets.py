@@ -68,16 +68,21 @@ class StateBrowser:
             self._tokens(side, prompt),
             self._layers(side, prompt),
         ]
-        name = f"Layer {layer} and prompt {prompt} against {side}"
-        return (
-            f'<div class="states" aria-label="{escape(name)}" role="group">{"".join(inside)}</div>'
-        )
+        name = escape(f"{_layer(layer)} and prompt {prompt} against {side}")
+        return f'<div class="states" aria-label="{name}" role="group">{"".join(inside)}</div>'
 
     def _modules(self, side: str, layer: int) -> str:
         found = self.comparison(side)
         rows = [row for row in found["modules"] if row["layer"] == layer]
-        head = ("module", "relative RMS", "floor", "by itself", "floor by itself", "verdict")
-        body = [
+        head: tuple[str, ...] = (
+            "module",
+            "relative RMS",
+            "floor",
+            "by itself",
+            "its floor",
+            "verdict",
+        )
+        body: list[tuple[str, ...]] = [
             (
                 row["module"],
                 *map(_number, (row["rel_rms"], row["floor"])),
