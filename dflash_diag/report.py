@@ -279,9 +279,11 @@ def _leads(by_id: Mapping[str, Result]) -> list[str]:
     lines = []
     if lossless.verdict is Verdict.FAIL:
         lines.append(f"Do not trust this number yet. {lossless.headline}")
-    for one in (by_id[name] for name in CAPTURED):
-        if one.verdict is Verdict.FAIL:
-            lines.append(f"The captured states are not what they should be. {one.headline}")
+    lines += [
+        f"The captured states are not what they should be. {by_id[one].headline}"
+        for one in CAPTURED
+        if by_id[one].verdict is Verdict.FAIL
+    ]
     if comparison.verdict is not Verdict.SKIPPED:
         lines.append(comparison.headline)
     if lossless.verdict is not Verdict.FAIL:

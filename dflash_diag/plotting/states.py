@@ -107,18 +107,19 @@ def _crosses(ax: Axes, x: Sequence[float], y: Sequence[float], size: float = 8) 
 
 def _note(ax: Axes, x: float, y: float, text: str, colour: str = BAD) -> None:
     """Text beside a point, on the side where there is room."""
-    left, right = ax.get_xlim()
-    is_left = x < (left + right) / 2
+    across, up = ax.transAxes.inverted().transform(ax.transData.transform((x, y)))
+    is_left = across < 0.5
     ax.annotate(
         text,
         (x, y),
-        xytext=(8 if is_left else -8, 12),
+        xytext=(8 if is_left else -8, 10 if up < 0.85 else -16),
         textcoords="offset points",
         ha="left" if is_left else "right",
         fontsize=9,
         fontweight="bold",
         color=colour,
         zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
     )
 
 
@@ -380,7 +381,7 @@ def _cost(result: Result, ax: Axes) -> None:
     ax.set_ylim(len(sides) - 0.45, -0.75)
     ax.grid(axis="x")
     ax.grid(visible=False, axis="y")
-    ax.set_xlabel("change of tau [tokens per round]; grey: none")
+    ax.set_xlabel("change of tau [tokens per round]; grey: counts as none")
     set_title(ax, "What that costs, paired by prompt")
 
 
@@ -494,7 +495,7 @@ PLOTS: dict[str, Plot] = {
             "precision against float32 of the same code; grey: up to twice that. Bottom: the "
             "largest of relative RMS, relative RMS without the loudest channels, and the 99th "
             "percentile of single tokens, each in its own noise floor. A cross marks a layer above "
-            "twice its floor, the first of which is named."
+            "twice its floor, the first of which is named; what is no number lies at the top."
         ),
         height=lambda _: 3.1,
         brief=_LAYERS_ALONE,
@@ -516,8 +517,9 @@ PLOTS: dict[str, Plot] = {
         shows="Margins of the target's choices that flip, and the change of tau, side by side",
         caption=(
             "Top: a mark a flipped choice of the target, at the smaller of its two margins; within "
-            "grey, rounding explains it, a cross marks one that it does not. Bottom: tokens per "
-            "round on the capture less those on the side, with 95 % intervals over prompts."
+            "grey, rounding explains it (a tie lies at the left edge), a cross marks one that it "
+            "does not. Bottom: tokens per round on the capture less those on the side, with 95 % "
+            "intervals over prompts."
         ),
         height=_per_side(1.35, 0.42),
     ),
