@@ -65,6 +65,7 @@ def test_a_wide_interval_around_no_change_is_undecided():
     swapped = same()
     blocks = swapped.rank.reshape(N, -1, swapped.rank.shape[1])
     swapped.rank = blocks[::-1].reshape(swapped.rank.shape)
+    swapped.proposed = swapped.labels + (swapped.rank > 0)
     found = judged("hidden.divergence", fake_states.layer_rows(ABOVE), scored=swapped)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "undecided" in found.params["judged"]
