@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_diag.diagnostics.divergence import NOTHING
 from dflash_diag.divergence import FACTOR
-from dflash_diag.views import token_pieces
+from dflash_diag.views import NUMBER, token_pieces
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
@@ -51,12 +51,12 @@ class StateBrowser:
         """The side, the layer and the prompt that are furthest apart."""
         side = max(self.sides, key=lambda s: max(map(_badness, self.comparison(s)["layers"])))
         layer = max(self.comparison(side)["layers"], key=_badness)["layer"]
-        flips = [row["prompt"] for row in self.comparison(side)["flips"] if row["decisive"]]
+        flips = [row for row in self.comparison(side)["flips"] if row["flipped"]]
         rows = [row for row in self.comparison(side)["prompts"] if row["layer"] == layer]
 
-        def apart(row: Row) -> tuple[bool, int, float]:
-            broken = row["rel_rms"] is None
-            return broken, flips.count(row["prompt"]), row["rel_rms"] or 0.0
+        def apart(row: Row) -> tuple[bool, int, int, float]:
+            own = [flip["decisive"] for flip in flips if flip["prompt"] == row["prompt"]]
+            return row["rel_rms"] is None, sum(own), len(own), row["rel_rms"] or 0.0
 
         return side, layer, max(rows, key=apart)["prompt"]
 
@@ -157,7 +157,7 @@ class StateBrowser:
         side, layer, prompt = self.worst()
         said = (
             f"Furthest apart: {_layer(layer).lower()} and {prompt}, against {side}. In JupyterLab, "
-            "menus take their place here."
+            "menus choose others."
         )
         return f"<p>{escape(said)}</p>{self.html(side, layer, prompt)}"
 
@@ -239,9 +239,20 @@ def _number(value: float | None) -> str:
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    rows = list(rows)
+    columns = list(zip(*rows, strict=True)) or [()] * len(head)
+    kinds = [
+        ' class="num"' if all(cell == "—" or NUMBER.match(cell) for cell in column) else ""
+        for column in columns
+    ]
+    heads = "".join(
+        f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, kinds, strict=True)
+    )
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        "<tr>"
+        + "".join(f"<td{k}>{escape(cell)}</td>" for cell, k in zip(row, kinds, strict=True))
+        + "</tr>"
+        for row in rows
     )
     return (
         f"<table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
@@ -253,7 +264,8 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 _STYLE = """<style>
 .states table { border-collapse: collapse; margin: 0.6em 0; text-align: left; }
 .states caption { text-align: left; opacity: 0.8; }
-.states td, .states th { padding: 0.1em 1.1em 0.1em 0; text-align: left; white-space: nowrap; }
+.states td, .states th { padding: 0.1em 1.1em 0.1em 0; white-space: nowrap; }
+.states td.num, .states th.num { text-align: right; }
 .states pre { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6; }
 .states .rest { opacity: 0.6; }
 .states .flip { font-weight: bold; text-decoration: underline double; }

@@ -54,11 +54,15 @@ def _looks(
 
 def _log_axis(ax: Axes, values: pd.Series, label: str) -> float:
     """A logarithmic axis around positive values; returns the height at which zeros are drawn."""
+    from matplotlib.ticker import LogLocator
+
     known = values[(values > 0) & (values < math.inf)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (1e-3, 1e-1)
     zero = low / 2.5
     ax.set_yscale("log")
     ax.set_ylim(zero / 1.35, high * 2.2)
+    if high < 100 * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("")
     ax.set_ylabel(label)
@@ -165,7 +169,7 @@ def _layers(result: Result, ax: Axes) -> None:
             _note(ax, rows["layer"][at], y[at], f"layer {rows['layer'][at]}", look.colour)
         ends.append((float(rows["layer"].iloc[-1]), float(y.iloc[-1]), short(name), look.colour))
     _named(ax, ends, len(sides))
-    set_title(ax, _finding(result))
+    set_title(ax, f"{_finding(result)} (n\u00a0=\u00a0{frame['n_tokens'].max()}\u00a0tokens)")
 
 
 def _finding(result: Result) -> str:
