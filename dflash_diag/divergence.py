@@ -54,13 +54,19 @@ class Deviation:
 
     def add(
         self, x: Tensor, y: Tensor, *, sequence: int = 0, positions: Tensor | None = None
-    ) -> None:
+    ) -> dict[str, Any]:
         """Take in x and y, [T, W] each.
 
         Parameters
         ----------
         sequence, positions
             Names of the sequence and of its rows [T], for the place of the largest difference.
+
+        Returns
+        -------
+        dict
+            Of these rows alone: ``rel_rms``, ``token_max``, and ``token``, the row that has it;
+            None where nothing is finite.
         """
         y = y.to(x.device)
         nan, inf = x.isnan().any(-1), x.isinf().any(-1)
@@ -70,7 +76,7 @@ class Deviation:
         self.n_tokens += len(x)
         good = torch.isfinite(x).all(-1) & torch.isfinite(y).all(-1)
         if not bool(good.any()):
-            return
+            return {"rel_rms": None, "token_max": None, "token": None}
         numbers = torch.arange(len(x)) if positions is None else positions
         kept = numbers.to(x.device)[good]
         x, y = x[good].double(), y[good].double()
@@ -89,6 +95,11 @@ class Deviation:
         largest = float(d[row, channel].abs())
         if largest > self.max_abs or self.at is None:
             self.max_abs, self.at = largest, (sequence, int(kept[row]), channel)
+        return {
+            "rel_rms": _ratio(float(d2.sum()), float(y2.sum())),
+            "token_max": float(per_row.max()),
+            "token": int(kept[int(per_row.argmax())]),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The numbers by name; None where nothing finite was seen."""
@@ -101,7 +112,7 @@ class Deviation:
         )
         return {
             "n_tokens": self.n_tokens,
-            "rel_rms": _ratio(self.squared, self.reference),
+            "rel_rms": None if rows is None else _ratio(self.squared, self.reference),
             "rel_rms_trimmed": self._trimmed(),
             "one_minus_cos": self._one_minus_cos(),
             "token_p50": quantiles[0],

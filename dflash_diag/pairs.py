@@ -52,8 +52,16 @@ def shared_prompts(a: Capture, b: Capture) -> list[tuple[int, int]]:
     return pairs
 
 
-def layer_deviations(a: Capture, b: Capture) -> list[dict[str, Any]]:
+def layer_deviations(
+    a: Capture, b: Capture, *, each: Callable[[dict[str, Any]], None] = lambda _row: None
+) -> list[dict[str, Any]]:
     """Difference of every layer that both captures hold, over the prompts and rows of both.
+
+    Parameters
+    ----------
+    each
+        Told of every prompt and layer: ``prompt``, ``layer``, ``n_tokens``, ``rel_rms``,
+        ``token_max`` and the ``token`` that has it.
 
     Returns
     -------
@@ -68,12 +76,13 @@ def layer_deviations(a: Capture, b: Capture) -> list[dict[str, Any]]:
         rows = torch.tensor(sorted(set(ours.tolist()) & set(theirs.tolist())))
         in_a, in_b = torch.searchsorted(ours, rows), torch.searchsorted(theirs, rows)
         for layer in sorted(set(a.layers(i)) & set(b.layers(j))):
-            found.setdefault(layer, Deviation()).add(
+            part = found.setdefault(layer, Deviation()).add(
                 a.states(i, [layer])[in_a, 0],
                 b.states(j, [layer])[in_b, 0],
                 sequence=i,
                 positions=rows,
             )
+            each({"prompt": a.prompts[i].id, "layer": layer, "n_tokens": len(rows), **part})
     return [
         _placed({"layer": layer, "module": OUTPUT, **one.to_json()}, a)
         for layer, one in sorted(found.items())
@@ -133,9 +142,9 @@ def target_flips(a: Capture, b: Capture) -> list[dict[str, Any]]:
     -------
     list
         One row a compared position of the prompts' last token and the continuations: ``prompt``,
-        ``position``, ``flipped``, ``margin_a``, ``margin_b`` [logits] and ``decisive``: the smaller
-        of the two margins is more than rounding explains, twice the relative error of one logit in
-        the lower of the two precisions.
+        ``position``, ``flipped``, ``margin_a``, ``margin_b``, ``limit`` [logits] and ``decisive``:
+        the smaller of the two margins is more than rounding explains, the limit, which is twice the
+        error of one logit in the lower of the two precisions.
     """
     precision = max((_dtype(c) for c in (a, b)), key=lambda name: ROUNDING[name])
     rows = []
@@ -154,6 +163,7 @@ def target_flips(a: Capture, b: Capture) -> list[dict[str, Any]]:
                     "flipped": flipped,
                     "margin_a": margins[0],
                     "margin_b": margins[1],
+                    "limit": noise,
                     "decisive": flipped and min(margins) > noise,
                 }
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
@@ -32,9 +32,24 @@ NOTEBOOKS = {
     "00_overview": "Overview",
     "01_checkpoint": "Checkpoint",
     "02_acceptance": "Acceptance",
+    "03_hidden_state_divergence": "Hidden states",
 }
 """Notebooks of the report in order, and what their pages are called."""
-KEY_FIGURES = ("acceptance.by_position", "acceptance.headline", "acceptance.comparison")
+KEY_FIGURES = (
+    "acceptance.by_position",
+    "acceptance.headline",
+    "acceptance.comparison",
+    "hidden.divergence",
+)
+CAPTURED = ("hidden.rows", "hidden.argmax", "hidden.identity")
+"""Diagnostics without which no number made from a capture means anything."""
+STATES = {
+    Verdict.PASS: "noise",
+    Verdict.WARN: "harmless",
+    Verdict.FAIL: "a cause",
+    Verdict.INCONCLUSIVE: "cost unknown",
+}
+"""Verdicts on hidden states in a word or two."""
 SUMMARY_SCHEMA = "dflash_diag.summary/1"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")
@@ -43,6 +58,7 @@ GLOSSARY = (
     ("while decoding", "over the anchors that greedy decoding visits (walked): what a server gets"),
     ("all anchors", "over every position (uniform): what most training dashboards show"),
     ("survival", "share of rounds whose first k proposals are all accepted"),
+    ("noise floor", "how far the same code in low precision is from itself in float32"),
     ("95 % interval", "bootstrap over prompts (BCa); blocks of one prompt are not independent"),
     (
         "INCONCLUSIVE",
@@ -95,8 +111,8 @@ def execute(name: str, run: Run) -> Path:
     from papermill.exceptions import PapermillExecutionError
 
     source, made = paths.notebooks_dir() / f"{name}.ipynb", run.out / "notebooks" / f"{name}.ipynb"
-    parameters = notebook_parameters(run)
     known = papermill.inspect_notebook(str(source))
+    parameters = notebook_parameters(run, known)
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise BadInput(f"{source.name} has no parameter {', '.join(unknown)}", ", ".join(known))
@@ -133,25 +149,15 @@ def _quiet_kernel() -> dict[str, Any]:
     return quiet
 
 
-def notebook_parameters(run: Run) -> dict[str, Any]:
-    """What every notebook is given: the main fields by name, the others under ``options``."""
-    config = run.given.model_dump(mode="json")
-    main = ("target", "drafter", "reference", "prompts", "max_new_tokens", "out")
-    resolved = run.config.model_dump(mode="json")
+def notebook_parameters(run: Run, known: Container[str]) -> dict[str, Any]:
+    """What a notebook is given: the fields that it takes by name, the others under ``options``."""
+    given, resolved = (one.model_dump(mode="json") for one in (run.given, run.config))
     defaults = type(run.given)().model_dump(mode="json")
-    is_example = run.given.is_example
-    named = {
-        name: config[name] if is_example and name != "reference" else resolved[name]
-        for name in main
-    }
-    named["reference"] = config["reference"] and resolved["reference"]
-    named["out"] = str(run.out)
-    options = {
-        name: resolved[name]
-        for name, value in config.items()
-        if name not in main and value != defaults[name]
-    }
-    return {**named, "options": options}
+    # What was not given is resolved there as it was here.
+    values = {k: resolved[k] for k, value in given.items() if value != defaults[k]}
+    values["out"] = str(run.out)
+    named = {k: v for k, v in values.items() if k in known}
+    return {**named, "options": {k: v for k, v in values.items() if k not in known}}
 
 
 def page_html(notebook: Path, run: Run) -> str:
@@ -273,10 +279,18 @@ def _leads(by_id: Mapping[str, Result]) -> list[str]:
     lines = []
     if lossless.verdict is Verdict.FAIL:
         lines.append(f"Do not trust this number yet. {lossless.headline}")
+    lines += [
+        f"The captured states are not what they should be. {by_id[one].headline}"
+        for one in CAPTURED
+        if by_id[one].verdict is Verdict.FAIL
+    ]
     if comparison.verdict is not Verdict.SKIPPED:
         lines.append(comparison.headline)
     if lossless.verdict is not Verdict.FAIL:
         lines.append(lossless.headline)
+    states = by_id["hidden.divergence"]
+    if states.verdict not in (Verdict.PASS, Verdict.SKIPPED):
+        lines.append(f"Hidden states: {states.params.get('judged', states.headline)}.")
     return lines
 
 
@@ -299,7 +313,21 @@ def _numbers(run: Run, by_id: Mapping[str, Result]) -> list[Number]:
     counted = f"{p['n_prompts'] - p['n_state']} of {p['n_prompts']}" if "n_state" in p else "–"  # noqa: RUF001
     words = "prompts decoded exactly" if "n_state" in p else "losslessness was not checked"
     numbers.append(Number("lossless", counted, words))
+    numbers += _states(by_id["hidden.divergence"])
     return numbers
+
+
+def _states(result: Result) -> list[Number]:
+    """What became of the comparison of hidden states, if there was one."""
+    if result.verdict in (Verdict.SKIPPED, Verdict.ERROR):
+        return []
+    sides = result.params["sides"]
+    first = next(iter(sides))
+    against = first if len(sides) == 1 else f"{len(sides)} others"
+    is_broken = any(side["n_broken"] for side in sides.values())
+    value = "broken" if is_broken else STATES[result.verdict]
+    detail = result.params["judged"].removeprefix(f"{first}: " if len(sides) == 1 else "")
+    return [Number(f"hidden states against {against}", value, detail.removeprefix("noise, "))]
 
 
 def _number(one: Estimate) -> tuple[str, str]:

@@ -196,7 +196,7 @@ class Run:
 
     def __repr__(self) -> str:
         names = " beside ".join(self.name(role) for role in self.roles)
-        return f"{names}, on {self.target_name}"
+        return f"{names}, on {self.target_name}" if names else self.target_name
 
     def _repr_html_(self) -> str:
         return f'<p class="kicker">{escape(repr(self))}</p>'
@@ -621,6 +621,8 @@ class Run:
             self.config.target,
             self.config.served_output,
             self.config.against,
+            self.states.digests,
+            self.capture_digest,
             self.config.prompt,
             self.seed,
             self.draws,

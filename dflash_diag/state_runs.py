@@ -169,13 +169,18 @@ class StateRun:
     # --- the comparison ---------------------------------------------------------------------------
 
     def divergence(self, name: str) -> Mapping[str, Any]:
-        """One comparison: ``layers``, ``modules``, ``modules_note``, ``flips``, ``floor_note``."""
-        key = self._key("divergence/1", self.sides[name].spec, self._digest(name), self._prompt)
+        """One comparison: ``layers``, ``prompts``, ``modules``, ``flips``, and notes on them."""
+        key = self._key("divergence/2", self.sides[name].spec, self._digest(name), self._prompt)
         path = self._run.out / "divergence" / f"{key}.json"
         if not path.is_file():
             storage.write_json(path, self._diverge(name))
         found: Mapping[str, Any] = storage.read_json(path)
         return found
+
+    @cached_property
+    def digests(self) -> list[str]:
+        """Hashes of what the captures among the sides hold."""
+        return [self._digest(name) for name in self.sides]
 
     def _digest(self, name: str) -> str:
         side = self.sides[name]
@@ -186,12 +191,17 @@ class StateRun:
         from dflash_diag.pairs import layer_deviations, target_flips
 
         run, other = self._run, self.capture(name)
-        deviations = layer_deviations(run.capture, other)
+        prompts: list[dict[str, Any]] = []
+        deviations = layer_deviations(run.capture, other, each=prompts.append)
+        kinds = run.capture.target_facts.get("layer_types") or []
+        for row in deviations:
+            row["kind"] = kinds[row["layer"]] if 0 <= row["layer"] < len(kinds) else None
         floor, note = self._layer_floor(other)
         modules, why = self._modules(other)
         comparable = not (run.capture.foreign or other.foreign)
         return {
             "layers": with_floor(deviations, floor),
+            "prompts": prompts,
             "floor_note": note,
             "modules": modules,
             "modules_note": why,
@@ -239,10 +249,8 @@ class StateRun:
                     found = layer_floor(run.target, pair, sequences, tick=stage.update)
             except BadInput:
                 continue  # that backend cannot be used here
-            return (
-                found,
-                f"Noise floor: {pair[0]} against {pair[1]}, over {len(sequences)} prompts.",
-            )
+            self._floors[pair] = found
+            return found, said
         return None, "Noise floor: assumed, a relative RMS of 0.01 (it cannot be measured here)."
 
     @property

@@ -148,7 +148,7 @@ class Transcript:
         capture, rounds = self.run.capture, row["rounds"]
         index = capture.index(row["id"])
         start = capture.prompts[index].n_prompt_tokens
-        pieces = _pieces(capture, index)
+        pieces = token_pieces(capture, index)
         at, said = start + 1, [f'<span class="own">{pieces[start]}</span>']
         for number, jump in enumerate(rounds, start=1):
             got, own = "".join(pieces[at : at + jump - 1]), pieces[at + jump - 1]
@@ -173,7 +173,7 @@ class Transcript:
         return self.static_html()
 
 
-def _pieces(capture: Capture, index: int) -> list[str]:
+def token_pieces(capture: Capture, index: int) -> list[str]:
     """Every token of a prompt and its continuation as HTML: its text, or its id if that is all."""
     ids = capture.tokens(index).tolist()
     texts = [None] * len(ids) if capture.foreign else capture.positions(index)["text"]

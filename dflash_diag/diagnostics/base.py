@@ -84,7 +84,7 @@ class Inputs(Protocol):
         """What the captured states are compared with; empty where nothing was given."""
 
     def divergence(self, side: str) -> Mapping[str, Any]:
-        """Comparison with a side: rows ``layers``, ``modules``, ``flips``, and notes on them."""
+        """Comparison with a side: rows ``layers``, ``prompts``, ``modules``, ``flips``; notes."""
 
     def side_scores(self, side: str) -> tuple[Scores, Scores]:
         """The drafter's scores on the capture and on a side; raises `Skip` where there are none."""

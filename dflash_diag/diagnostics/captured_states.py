@@ -58,17 +58,18 @@ def rows(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     frame = pd.DataFrame(rows_of(inputs, "hidden.rows"))
     problems = []
     for row in frame.itertuples(index=False):
+        first = None if pd.isna(row.first_bad) else int(row.first_bad)
         where = f"layer {row.layer} of prompt {row.prompt}"
         if row.n_rows != row.n_tokens:
             problems.append(f"{row.n_rows} states for {row.n_tokens} tokens: {where}")
         if row.zero_rows:
-            problems.append(f"{row.zero_rows} rows of zeros, the first at {row.first_bad}: {where}")
+            problems.append(f"{row.zero_rows} rows of zeros, the first at {first}: {where}")
         if row.float16 and (row.inf_rows or row.nan_rows or row.largest >= FLOAT16_MAX):
             n = row.inf_rows + row.nan_rows
             problems.append(f"float16 overflow (above {FLOAT16_MAX:g}) in {n} rows: {where}")
         elif row.nan_rows or row.inf_rows:
             n = row.nan_rows + row.inf_rows
-            problems.append(f"{n} rows hold NaN or Inf, the first at {row.first_bad}: {where}")
+            problems.append(f"{n} rows hold NaN or Inf, the first at {first}: {where}")
     good = (
         f"every token has its state in all {frame['layer'].nunique()} layers, all of them numbers"
     )

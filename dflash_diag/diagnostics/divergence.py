@@ -59,6 +59,7 @@ def _side(result: Result, name: str) -> Judgement:
     question="Are the hidden states the same as another backend, dtype or machine computes?",
     page="03_hidden_state_divergence",
     judge=judge,
+    version=2,
 )
 def divergence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """Every layer against its noise floor, for each side, and what the difference costs.
@@ -66,8 +67,9 @@ def divergence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     Returns
     -------
     tuple
-        Frame columns: side, layer, module, the numbers of `dflash_diag.divergence.Deviation`, floor
-        and times_floor (largest of the judged numbers, in noise floors), above.
+        Frame columns: side, layer, module, the numbers of `dflash_diag.divergence.Deviation`, kind
+        (of the layer), floor and times_floor (largest of the judged numbers, in noise floors),
+        above.
     """
     import pandas as pd
 
@@ -118,10 +120,10 @@ def _words(name: str, side: Mapping[str, Any], estimates: Mapping[str, Estimate]
     at = f"relative RMS at most {share:.2g}\u00a0%, at layer {largest['layer']}"
     if side["n_broken"]:
         return f"{name}: {side['n_broken']} layers hold zeros or no numbers"
-    if side["first_above"] is None:
-        return f"{name}: within the noise ({at})"
     delta = estimates.get(f"delta_tau {name}")
     cost = "" if delta is None else f", tau changes by {signed(delta)}"
+    if side["first_above"] is None:
+        return f"{name}: within the noise ({at}){cost}"
     return f"{name}: above the noise from layer {side['first_above']['layer']} on ({at}){cost}"
 
 

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic, percent, signed
 from dflash_diag.diagnostics.divergence import HARMLESS, NOTHING, delta_tau
-from dflash_diag.results import Judgement, Result, Verdict
+from dflash_diag.results import Judgement, Result, Verdict, worst
 from dflash_diag.stats import Estimate
 
-COLUMNS = ["side", "prompt", "position", "margin_a", "margin_b", "decisive"]
+COLUMNS = ["side", "prompt", "position", "margin_a", "margin_b", "limit", "decisive"]
 FEW = 0.02
 """Share of the target's choices that may flip by more than rounding: nothing is known to depend on
 it, so that beyond it a person should look."""
+ROUNDED = "the target's choices flip no more than by rounding"
+NO_FLIPS = "the target's choices are unknown"
 
 
 def judge(result: Result) -> Judgement:
-    """The change of tau decides; without one, choices that flip by more than rounding warn."""
-    p = result.params
-    deltas = {k: e for k, e in result.estimates.items() if k.startswith("delta_tau")}
-    for key, delta in deltas.items():
-        if (
-            delta.lo is not None
-            and delta.hi is not None
-            and (delta.lo > HARMLESS or delta.hi < -HARMLESS)
-        ):
-            return Judgement(Verdict.FAIL, f"{key} is {signed(delta)}")
-    for name, side in p["sides"].items():
-        if side["n_decisive"] > FEW * side["n_positions"]:
-            why = f"{name}: {side['n_decisive']} choices of the target flip by more than rounding"
-            return Judgement(Verdict.WARN, why)
-    for key, delta in deltas.items():
-        if delta.lo is None or delta.hi is None or delta.lo < -HARMLESS or delta.hi > HARMLESS:
-            return Judgement(Verdict.INCONCLUSIVE, f"{key} is {signed(delta)}, undecided")
-    if not deltas:
-        why = "the target's choices flip no more than by rounding; the cost in tokens is unknown"
-        return Judgement(Verdict.INCONCLUSIVE, why)
-    return Judgement(Verdict.PASS, f"tau changes by less than {HARMLESS} tokens a round")
+    """The worst side decides; by the change of tau, or by flips of more than rounding."""
+    found = [_side(result, name) for name in result.params["sides"]]
+    verdict = worst(one.verdict for one in found)
+    return next(one for one in found if one.verdict is verdict)
+
+
+def _side(result: Result, name: str) -> Judgement:
+    side, delta = result.params["sides"][name], result.estimates.get(f"delta_tau {name}")
+    # Without an interval all is possible.
+    lo, hi = (-math.inf, math.inf)
+    if delta is not None and delta.lo is not None and delta.hi is not None:
+        lo, hi = delta.lo, delta.hi
+    what = "" if delta is None else f"{name}: tau changes by {signed(delta)}"
+    if lo > HARMLESS or hi < -HARMLESS:
+        return Judgement(Verdict.FAIL, what)
+    if side["n_decisive"] > FEW * side["n_positions"]:
+        why = f"{name}: {side['n_decisive']} choices of the target flip by more than rounding"
+        return Judgement(Verdict.WARN, why)
+    if lo >= -HARMLESS and hi <= HARMLESS:
+        return Judgement(Verdict.PASS, f"{what}, less than {HARMLESS} tokens a round")
+    if delta is not None:
+        return Judgement(Verdict.INCONCLUSIVE, f"{what}, undecided")
+    why = ROUNDED if side["n_positions"] else NO_FLIPS
+    return Judgement(Verdict.INCONCLUSIVE, f"{name}: {why}; the cost in tokens is unknown")
 
 
 @diagnostic(
@@ -44,6 +50,7 @@ def judge(result: Result) -> Judgement:
     question="What does the difference of hidden states cost in accepted tokens?",
     page="03_hidden_state_divergence",
     judge=judge,
+    version=2,
 )
 def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """Flipped choices with their margins, flipped drafts, and the paired change of tau.
@@ -51,8 +58,8 @@ def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     Returns
     -------
     tuple
-        Frame columns: side, prompt, position, margin_a and margin_b (of the capture and of the side
-        [logits]), decisive; one row a flipped choice of the target.
+        Frame columns: side, prompt, position, margin_a and margin_b (of the capture and of the
+        side), limit (of rounding) [logits], decisive; one row a flipped choice of the target.
     """
     import pandas as pd
 
@@ -72,7 +79,12 @@ def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
             estimates[key] = found[key]
             rows.append(flips[flips["flipped"]].assign(side=name)[COLUMNS])
         decisive = int(flips["decisive"].sum()) if len(flips) else 0
-        sides[name] = {"n_positions": len(flips), "n_decisive": decisive}
+        sides[name] = {
+            "n_positions": len(flips),
+            "n_flips": int(flips["flipped"].sum()) if len(flips) else 0,
+            "n_decisive": decisive,
+            "limit": float(flips["limit"].median()) if len(flips) else None,
+        }
         words = f"{name}: {_share(estimates.get(f'target_flips {name}'))} of the target's choices"
         try:
             drafts = pairs.draft_flips(*inputs.side_scores(name))

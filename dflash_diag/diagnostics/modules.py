@@ -24,6 +24,7 @@ def judge(result: Result) -> Judgement:
     question="Which module is the first to differ by more than rounding?",
     page="03_hidden_state_divergence",
     judge=judge,
+    version=2,
 )
 def modules(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """Every module in execution order, as errors add up and started from the other side's input.
@@ -56,7 +57,7 @@ def modules(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     return (
         f"{said}.",
         pd.DataFrame(rows),
-        {"params": {"first_above": first}, "notes": notes},
+        {"params": {"first_above": first, "sides": list(inputs.sides())}, "notes": notes},
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import fake_states
 from fakes import FakeInputs, simulated_scores
 
 
@@ -88,6 +89,13 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.conventions = dict.fromkeys(drafters, convention())
     made.made_continuations = continuations(n_prompts, generated)
     made.lossless_check = lossless_rows(n_prompts, generated)
+    made.comparisons = fake_states.comparisons(n_prompts)
+    # The first side changes nothing, the second is scored as another drafter would be.
+    made.scored_sides = {"torch/bfloat16": drafters["drafter"]}
+    made.scored_sides["fla/bfloat16"] = simulated_scores(
+        skill=0.65, seed=2, n_prompts=n_prompts, **scores
+    )
+    made.checks = fake_states.checks(n_prompts)
     made.served_check = lossless_rows(n_prompts, generated)
     return made
 

@@ -73,6 +73,9 @@ class FakeInputs:
     lossless_check: dict[str, Any] | None = None
     served_check: dict[str, Any] | None = None
     made_continuations: list[Any] = field(default_factory=list)
+    comparisons: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     draws: int = 400
 
@@ -108,6 +111,20 @@ class FakeInputs:
 
     def served(self) -> dict[str, Any] | None:
         return self.served_check
+
+    def sides(self) -> list[str]:
+        return list(self.comparisons)
+
+    def divergence(self, side: str) -> dict[str, Any]:
+        return self.comparisons[side]
+
+    def side_scores(self, side: str) -> tuple[SimpleNamespace, SimpleNamespace]:
+        if side not in self.scored_sides:
+            raise Skip("A capture that keeps only some positions cannot be scored.")
+        return self.by_role["drafter"], self.scored_sides[side]
+
+    def state_checks(self) -> dict[str, Any]:
+        return self.checks
 
     def provenance(self) -> dict[str, Any]:
         return {"made_by": "tests"}

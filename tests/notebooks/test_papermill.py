@@ -48,6 +48,7 @@ def config(folder) -> RunConfig:
         reference=str(folder / "reference"),
         prompts=str(folder / "prompts.jsonl"),
         max_new_tokens=12,
+        against="torch/bfloat16",
         draws=400,
         out=str(folder / "out"),
     )
@@ -141,7 +142,8 @@ def test_the_front_page_says_verdict_number_interval_and_reference(site):
     tau = summary["scores"]["drafter"]["tau"]["walked_micro"]
     for needle in (summary["verdict"], f"{tau['value']:.2f}", "interval", "reference gets"):
         assert needle in html
-    assert html.count("<figure>") == 3
+    assert html.count("<figure>") == len(report.KEY_FIGURES) == 4
+    assert "hidden states against torch/bfloat16" in html
 
 
 def test_results_are_stored_once_and_shown_by_the_notebooks(site):
@@ -195,7 +197,7 @@ def test_a_second_run_reads_what_is_there_and_says_the_same(site, config):
 
 def test_a_parameter_that_a_notebook_does_not_take_is_an_error(config, monkeypatch):
     run = Run.open(config)
-    monkeypatch.setattr(report, "notebook_parameters", lambda _: {"colour": "red"})
+    monkeypatch.setattr(report, "notebook_parameters", lambda *_: {"colour": "red"})
     with pytest.raises(BadInput, match="no parameter colour"):
         report.execute("00_overview", run)
 
@@ -206,6 +208,21 @@ def test_loading_stays_within_its_budget(site):
         assert (
             notebook.metadata.papermill.duration < notebook.metadata.dflash_diag.budget_s["loaded"]
         )
+
+
+def test_the_browser_of_states_is_live_in_a_notebook_and_static_on_the_page(site):
+    path = site / "notebooks" / "03_hidden_state_divergence.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    outputs = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
+    (view,) = [data for data in outputs if report.WIDGET_VIEW in data]
+    page = BeautifulSoup((site / f"{path.stem}.html").read_text(), "html.parser")
+    (shown,) = page.select(".states")
+    assert BeautifulSoup(view["text/html"], "html.parser").pre.get_text() in shown.get_text()
+    modules, layers = shown.find_all("table")
+    assert len(modules.tbody.find_all("tr")) > 3
+    assert len(layers.tbody.find_all("tr")) == 5  # the embedding and four layers
+    assert shown.select(".rest")
+    assert not page.find_all("script")
 
 
 def test_the_transcript_holds_every_token_once_and_every_round(site, config):

@@ -75,9 +75,15 @@ def test_parameters_are_typed_literals_with_help_and_names_of_the_configuration(
     assert RunConfig.from_notebook(values) == RunConfig()
 
 
-def test_every_notebook_takes_the_same_parameters():
-    cells = [json.loads((FOLDER / f"{name}.ipynb").read_text()) for name in NAMES]
-    assert len({source(code(one)[0]) for one in cells}) == 1
+def test_a_parameter_has_one_type_and_default_in_all_notebooks():
+    declared: dict[str, set[str]] = {}
+    for name in NAMES:
+        cell = code(json.loads((FOLDER / f"{name}.ipynb").read_text()))[0]
+        for line in source(cell).splitlines():
+            declaration = line.partition("  # ")[0]
+            declared.setdefault(declaration.partition(":")[0], set()).add(declaration)
+    assert all(len(found) == 1 for found in declared.values()), declared
+    assert {"target", "drafter", "options"} <= set(declared)
 
 
 def test_every_diagnostic_is_shown_on_the_page_that_it_names():

@@ -34,7 +34,7 @@ LAYERS = [
     },
     {"diagnostics"},
     {"compare", "config", "doctor", "runs", "state_runs", "training_audit"},
-    {"history", "plotting", "report", "views"},
+    {"history", "plotting", "report", "views", "widgets"},
     {"cli"},
 ]
 OUTSIDE = {"__init__", "__main__", "zoo"}

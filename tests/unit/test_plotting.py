@@ -107,7 +107,7 @@ def test_any_name_can_be_drawn_and_gives_valid_xml(name):
 def test_many_prompts_are_thinned_out_and_the_title_says_so():
     result = CATALOGUE["acceptance.prompts"](inputs(n_prompts=50, generated=16))
     ax = plotting.figure(result).axes[0]
-    assert len(ax.get_yticks()) == plotting._ROWS
+    assert len(ax.get_yticks()) == plotting.pieces.ROWS
     assert "40 of them drawn" in ax.get_title(loc="left").replace("\n", " ")
 
 

@@ -1,0 +1,121 @@
+"""How a drafter's files and reading are drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dflash_diag.plotting.pieces import BAD, LOOKS, SOFT, Plot, set_title
+from dflash_diag.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def _facts(result: Result, ax: Axes) -> None:
+    parts = result.params["parts"]
+    ax.barh(range(len(parts)), [n for _, n in parts], color=LOOKS["drafter"].colour, height=0.6)
+    for i, (_, n) in enumerate(parts):
+        ax.annotate(f" {_millions(n)}", (n, i), va="center", fontsize=9.5, color=SOFT)
+    ax.set_yticks(range(len(parts)), [name for name, _ in parts])
+    ax.set_ylim(len(parts) - 0.4, -0.6)
+    ax.set_xlim(0, max(n for _, n in parts) * 1.18)
+    ax.set_xticks([])
+    ax.spines["bottom"].set_visible(False)
+    ax.grid(visible=False)
+    set_title(ax, result.params["finding"])
+
+
+def _millions(n: float) -> str:
+    return f"{n / 1e6:.2f} M" if n >= 1e5 else f"{n:,.0f}"
+
+
+def _tensors(result: Result, ax: Axes) -> None:
+    frame = result.frame[result.frame["rms"].notna()]
+    kinds = list(dict.fromkeys(frame["kind"]))
+    positive = frame["rms"][frame["rms"] > 0]
+    floor = float(positive.min()) / 3 if len(positive) else 1e-3
+    for row in frame.itertuples():
+        layer = "f" if row.layer is None or row.layer < 0 else str(int(row.layer))
+        ax.annotate(
+            layer,
+            (max(row.rms, floor), kinds.index(row.kind)),
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=LOOKS["drafter"].colour if row.rms > 0 else BAD,
+            fontweight="bold",
+        )
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_xlim(floor * 0.8, float(frame["rms"].max()) * 1.6)
+    ax.set_yticks(range(len(kinds)), kinds)
+    ax.set_ylim(len(kinds) - 0.4, -0.6)
+    ax.grid(axis="both")
+    ax.set_xlabel("root mean square of the values")
+    set_title(ax, result.params["finding"])
+
+
+def _convention(result: Result, ax: Axes) -> None:
+    from matplotlib.patches import Rectangle
+
+    p = result.params
+    b, before = int(p["block_size"]), 5
+    for k in range(b):
+        y = k
+        for row in range(-before, b):
+            last = 0 if p["context_bound"] == "inclusive" else -1
+            own = row >= 0 and (p["in_block"] == "bidirectional" or row <= k)
+            context = row <= last
+            if own:
+                box = Rectangle((row - 0.44, y - 0.42), 0.88, 0.84, color="#b9c8ff", linewidth=0)
+                ax.add_patch(box)
+            if context:
+                inset = 0.22 if own else 0.0
+                box = Rectangle(
+                    (row - 0.44 + inset, y - 0.42 + inset),
+                    0.88 - 2 * inset,
+                    0.84 - 2 * inset,
+                    color="#33457f",
+                    linewidth=0,
+                )
+                ax.add_patch(box)
+        shift = 0 if p["label_layout"] == "same" else 1
+        if k or shift:
+            ax.plot(k + shift, y, "o", color=LOOKS["reference"].colour, markersize=4.5)
+    ax.set_xlim(-before - 0.6, b + 0.6)
+    ax.set_ylim(b - 0.4, -0.6)
+    ax.set_xticks(
+        [-before, -1, 0, b // 2, b - 1], [f"a-{before}", "", "a", f"a+{b // 2}", f"a+{b - 1}"]
+    )
+    ax.set_yticks([0, b // 2, b - 1], ["anchor", f"slot {b // 2}", f"slot {b - 1}"])
+    ax.grid(visible=False)
+    ax.set_xlabel("position in the text")
+    set_title(ax, result.params["finding"])
+
+
+PLOTS: dict[str, Plot] = {
+    "checkpoint.facts": Plot(
+        panels=(_facts,),
+        shows="Weights of each part of the drafter",
+        caption="Parameters by part; the embedding and the head are the target's and not counted.",
+        height=lambda r: 1.1 + 0.3 * len(r.params["parts"]),
+    ),
+    "checkpoint.tensors": Plot(
+        panels=(_tensors,),
+        shows="Root mean square of every tensor of the drafter, by kind and layer",
+        caption=(
+            "Each number is a draft layer (f: not in a layer) at the root mean square of that "
+            "tensor's values. A layer far from the others, or at 0 (left edge), deserves a look."
+        ),
+        height=lambda r: 1.3 + 0.27 * r.frame["kind"].nunique(),
+    ),
+    "checkpoint.convention": Plot(
+        panels=(_convention,),
+        shows="Which positions each slot of a block sees, under the resolved reading",
+        caption=(
+            "Rows: slots of a block at anchor a. Dark: target states that the slot sees; light: "
+            "slots of its own block. A dot marks the position whose token the slot predicts."
+        ),
+        height=lambda r: 1.3 + 0.24 * min(r.params["block_size"], 16),
+    ),
+}

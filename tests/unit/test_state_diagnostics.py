@@ -1,0 +1,242 @@
+"""Verdicts and sentences on hidden states, from hand-made comparisons and audits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+
+import fake_states
+from fakes import FakeInputs, simulated_scores
+
+from dflash_diag import diagnostics, plotting
+from dflash_diag.results import Verdict
+from dflash_diag.widgets import StateBrowser
+
+CATALOGUE = diagnostics.catalogue()
+ABOVE = {2: 9.0, 3: 12.0}
+N = 6
+
+
+def inputs(comparisons=None, scored=None, checks=None) -> FakeInputs:
+    made = FakeInputs({"drafter": simulated_scores(skill=0.45)}, {"drafter": "mine"})
+    made.comparisons, made.scored_sides = comparisons or {}, scored or {}
+    made.checks = checks or {}
+    return made
+
+
+def same() -> SimpleNamespace:
+    return simulated_scores(skill=0.45)
+
+
+def other() -> SimpleNamespace:
+    return simulated_scores(skill=0.8, seed=3)
+
+
+def judged(id_: str, layers, flips=None, scored=None):
+    side = fake_states.comparison(layers, flips=flips)
+    return CATALOGUE[id_](inputs({"s": side}, {} if scored is None else {"s": scored}))
+
+
+@pytest.mark.parametrize(
+    ("layers", "scored", "verdict", "words"),
+    [
+        ({}, same(), Verdict.PASS, "within the noise"),
+        ({}, None, Verdict.PASS, "within the noise"),
+        (ABOVE, same(), Verdict.WARN, "above the noise from layer 2 on"),
+        (ABOVE, other(), Verdict.FAIL, "tau changes by -"),
+        (ABOVE, None, Verdict.INCONCLUSIVE, "above the noise from layer 2 on"),
+    ],
+)
+def test_a_difference_is_noise_harmless_a_cause_or_of_unknown_cost(layers, scored, verdict, words):
+    found = judged("hidden.divergence", fake_states.layer_rows(layers), scored=scored)
+    assert found.verdict is verdict
+    assert words in found.headline
+    assert found.params["judged"].startswith("s: ")
+    assert ("interval" in found.headline) == (scored is not None)
+
+
+def test_a_wide_interval_around_no_change_is_undecided():
+    # The same drafter with its luck handed to other prompts: nothing changes but by prompt.
+    swapped = same()
+    blocks = swapped.rank.reshape(N, -1, swapped.rank.shape[1])
+    swapped.rank = blocks[::-1].reshape(swapped.rank.shape)
+    swapped.proposed = swapped.labels + (swapped.rank > 0)
+    found = judged("hidden.divergence", fake_states.layer_rows(ABOVE), scored=swapped)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "undecided" in found.params["judged"]
+    delta = found.estimates["delta_tau s"]
+    assert delta.lo < -0.05 < 0.05 < delta.hi
+
+
+def test_states_that_are_no_numbers_fail_whatever_they_cost():
+    found = judged("hidden.divergence", fake_states.layer_rows({}, broken=(1,)), scored=same())
+    assert found.verdict is Verdict.FAIL
+    assert "1 layers hold zeros" in found.headline
+    assert found.frame.set_index("layer")["rel_rms"].isna().to_dict()[1]
+
+
+def test_the_worst_side_decides_and_nothing_to_compare_is_skipped():
+    sides = fake_states.comparisons()
+    for names, verdict in (
+        (["torch/bfloat16"], Verdict.PASS),
+        (["torch/bfloat16", "fla/bfloat16"], Verdict.INCONCLUSIVE),
+        (["fla/bfloat16", "torch/bfloat16", "<b>broken</b>"], Verdict.FAIL),
+    ):
+        found = CATALOGUE["hidden.divergence"](inputs({name: sides[name] for name in names}))
+        assert found.verdict is verdict
+    for id_ in ("hidden.divergence", "hidden.effect", "hidden.modules"):
+        nothing = CATALOGUE[id_](inputs())
+        assert nothing.verdict is Verdict.SKIPPED
+        assert "--against" in nothing.headline
+
+
+@pytest.mark.parametrize(
+    ("flipped", "scored", "verdict", "words"),
+    [
+        ({3: 0.01}, same(), Verdict.PASS, "1.7\u00a0% of the target's choices"),
+        ({3: 0.01}, other(), Verdict.FAIL, "of the drafts flip, tau changes by -"),
+        ({3: 0.9, 4: 0.9}, same(), Verdict.WARN, "3.3\u00a0% of the target's choices"),
+        ({3: 0.01}, None, Verdict.INCONCLUSIVE, "flip (0 by more than rounding)"),
+        (None, None, Verdict.INCONCLUSIVE, "unknown"),
+    ],
+)
+def test_the_effect_is_judged_by_tau_and_by_flips(flipped, scored, verdict, words):
+    flips = None if flipped is None else fake_states.flip_rows(N, flipped)
+    found = judged("hidden.effect", fake_states.layer_rows({}), flips, scored)
+    assert found.verdict is verdict
+    assert words in found.headline
+    assert len(found.frame) == len(flipped or {})
+    assert found.html()
+
+
+def test_one_harmless_side_does_not_speak_for_a_side_of_unknown_cost():
+    side = fake_states.comparison(fake_states.layer_rows({}), flips=fake_states.flip_rows(N, {}))
+    found = CATALOGUE["hidden.effect"](inputs({"a": side, "b": side}, {"a": same()}))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.params["judged"].startswith("b: ")
+
+
+def test_the_first_module_is_named_with_where_its_error_comes_from():
+    rows = fake_states.module_rows((2, "linear_attn"))
+    side = fake_states.comparison(fake_states.layer_rows(ABOVE), rows)
+    found = CATALOGUE["hidden.modules"](inputs({"s": side}))
+    assert found.verdict is Verdict.WARN
+    assert "linear_attn of layer 2" in found.headline
+    assert found.headline.endswith("created there.")
+    ax = plotting.figure(found).axes[0]
+    assert "linear_attn of layer 2" in [text.get_text() for text in ax.texts]
+    fine = fake_states.comparison(fake_states.layer_rows({}), fake_states.module_rows())
+    assert CATALOGUE["hidden.modules"](inputs({"s": fine})).verdict is Verdict.PASS
+    bare = fake_states.comparison(fake_states.layer_rows({}))
+    assert CATALOGUE["hidden.modules"](inputs({"s": bare})).verdict is Verdict.SKIPPED
+
+
+GOOD = {"hidden.rows": fake_states.state_rows(N), "hidden.argmax": fake_states.argmax_rows(N)}
+GOOD |= {"hidden.identity": fake_states.identity_rows(N)}
+GOOD |= {"hidden.chunks": fake_states.case_rows({"63 tokens": 1.9})}
+BAD = {
+    "hidden.rows": (fake_states.state_rows(N, nans=3), "3 rows hold NaN or Inf, the first at 7"),
+    "hidden.argmax": (fake_states.argmax_rows(N, decisive=4), "4 of 360 choices differ"),
+    "hidden.identity": (
+        fake_states.identity_rows(N, {1: "the states of layer 0"}),
+        "layer 1 are the states of layer 0 (on 6 of 6 prompts)",
+    ),
+    "hidden.chunks": (
+        fake_states.case_rows({"63 tokens": 2.1}),
+        "63 tokens: 2.1 noise floors, from layer 1 on",
+    ),
+}
+
+
+@pytest.mark.parametrize("id_", BAD)
+def test_the_audit_passes_fails_and_is_skipped_with_its_reason(id_):
+    assert CATALOGUE[id_](inputs(checks=GOOD)).verdict is Verdict.PASS
+    rows, words = BAD[id_]
+    found = CATALOGUE[id_](inputs(checks={id_: rows}))
+    assert found.verdict is Verdict.FAIL
+    assert words in found.headline
+    crosses = [one for one in plotting.figure(found).axes[0].lines if one.get_marker() == "X"]
+    assert sum(len(one.get_xdata()) for one in crosses)
+    skipped = CATALOGUE[id_](inputs(checks={id_: "No target is at hand."}))
+    assert (skipped.verdict, skipped.headline) == (Verdict.SKIPPED, "No target is at hand.")
+
+
+@pytest.mark.parametrize("n", [1, 6])
+def test_layers_above_are_crosses_and_each_side_has_a_marker_of_its_own(n):
+    side = fake_states.comparison(fake_states.layer_rows(ABOVE))
+    found = CATALOGUE["hidden.divergence"](inputs({f"side {i}": side for i in range(n)}))
+    for ax in plotting.figure(found).axes:
+        crosses = [line for line in ax.lines if line.get_marker() == "X"]
+        assert sorted({float(x) for line in crosses for x in line.get_xdata()}) == [2, 3]
+        markers = {line.get_marker() for line in ax.lines} - {"X", "None", None}
+        assert len(markers) == n
+        named = {text.get_text() for text in ax.texts}
+        assert (f"side {n - 1}" in named) == (n > 1)
+    # One band for all: their floors are the same.
+    assert len(plotting.figure(found).axes[0].collections) == 1
+
+
+# --- the browser ----------------------------------------------------------------------------------
+
+
+class FakeCapture:
+    foreign = True
+    prompts = tuple(SimpleNamespace(id=f"p{i:02d}", n_prompt_tokens=21) for i in range(N))
+
+    def index(self, id_: str) -> int:
+        return int(id_[1:])
+
+    def tokens(self, _: int):
+        import torch
+
+        return torch.arange(100, 130)
+
+
+@pytest.fixture
+def browser() -> StateBrowser:
+    made = inputs(fake_states.comparisons())
+    made.capture = FakeCapture()
+    return StateBrowser(made)
+
+
+def test_the_static_twin_shows_the_worst_side_layer_and_prompt(browser):
+    assert browser.worst() == ("<b>broken</b>", 3, "p00")
+    html = browser.static_html()
+    assert "<b>broken" not in html
+    assert "&lt;b&gt;broken" in html
+    assert "zeros or no numbers" in html
+
+
+def test_flips_are_marked_by_a_sign_and_modules_in_words(browser):
+    html = browser.html("fla/bfloat16", 2, "p00")
+    assert html.count('class="flip" title') == 3
+    assert html.count('class="tie" title') == 1
+    assert "[124] <sup>✗</sup>" in html
+    assert "4 of 10 choices flip, 3 by more than rounding" in html
+    assert "✗ created in this layer" in html
+    assert "! inherited" in html
+    assert "✓ noise" in html
+    assert html.index("linear_attn") < html.index("mlp") < html.index("output")
+
+
+def test_menus_change_what_is_shown_and_stay_within_what_a_side_has(browser):
+    widget = browser.widget()
+    *menus, shown = widget.children
+    side, layer, prompt = menus
+    assert [menu.description for menu in menus] == ["against", "layer", "prompt"]
+    side.value, layer.value, prompt.value = "fla/bfloat16", 2, "p03"
+    assert shown.value == browser.html("fla/bfloat16", 2, "p03")
+    assert list(prompt.options) == [f"p{i:02d}" for i in range(N)]
+
+
+def test_the_bundle_is_both_live_and_static(browser):
+    bundle = browser._repr_mimebundle_()
+    assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} <= set(bundle)
+    nothing = StateBrowser(inputs())
+    assert set(nothing._repr_mimebundle_()) == {"text/html", "text/plain"}
+    assert "--against" in nothing.static_html()
