@@ -53,6 +53,10 @@ class CapturedPrompt:
     """Largest distance of a generated token below the teacher-forced choice, in logits."""
     prompt_text: str | None = None
     continuation_text: str | None = None
+    origin: str = "target"
+    """Who continued it: the ``target``, or a server by ``ids``, ``text`` or ``uncounted text``."""
+    finish_reason: str | None = None
+    """Why a server stopped, in its own words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +207,11 @@ class Capture:
         return pd.read_parquet(self.path / "positions.parquet")
 
     @property
+    def reference(self) -> Mapping[str, Any] | None:
+        """The server that continued the prompts; None where the target itself did."""
+        return self.facts.get("reference")
+
+    @property
     def max_new_tokens(self) -> int:
         """G as requested."""
         return int(self.facts["max_new_tokens"])
@@ -275,10 +284,12 @@ def _load_bundle(path: Path, *, verify: bool) -> Capture:
             n_prompt_tokens=int(row["n_prompt_tokens"]),
             n_generated=int(row["n_generated"]),
             ended=bool(row["ended"]),
-            logit_noise=float(row["logit_noise"]),
+            logit_noise=None if pd.isna(row["logit_noise"]) else float(row["logit_noise"]),
             decode_gap=float(row["decode_gap"]),
             prompt_text=_text(row["prompt_text"]),
             continuation_text=_text(row["continuation_text"]),
+            origin=_text(row.get("origin")) or "target",
+            finish_reason=_text(row.get("finish_reason")),
         )
         for row in rows
     )

@@ -1,7 +1,8 @@
 """Make a Capture: greedy continuations and hidden states of a target, for a list of prompts.
 
-The work is done in a hidden folder beside the result, prompt by prompt, and the folder is renamed
-when it is complete. A run that was stopped is picked up where it ended.
+The continuations are the target's own, or a server's; the states are always the target's. The work
+is done in a hidden folder beside the result, prompt by prompt, and the folder is renamed when it is
+complete. A run that was stopped is picked up where it ended.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from dflash_diag.errors import BadInput, Interrupted, OutputError, PromptError
 from dflash_diag.hidden_states import LayerMode, select_layers
 from dflash_diag.progress import Progress, progress
 from dflash_diag.prompts import Prompt
+from dflash_diag.servers import Asked, Served, Server, ServerError, text_for
 from dflash_diag.storage import (
     StrPath,
     atomic_write,
@@ -78,6 +80,7 @@ def make_capture(
     device: str = "auto",
     backend: BackendName = "auto",
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    reference: Server | None = None,
     seed: int | None = None,
     silent: bool = False,
 ) -> Capture:
@@ -94,6 +97,9 @@ def make_capture(
         G: generated tokens, fewer where a prompt's continuation ends by itself.
     layers, taps
         See `select_layers`.
+    reference
+        The server whose continuations are taken instead of the target's own. It is asked only for
+        what is not there yet.
     seed
         Recorded only: greedy decoding draws nothing.
     silent
@@ -102,11 +108,11 @@ def make_capture(
     Raises
     ------
     BadInput
-        A target, prompt or option that cannot be used.
+        A target, prompt, option or server that cannot be used.
     OutputError
         ``out`` holds something else, or cannot be written.
     Interrupted
-        Stopped by the keyboard; the same call resumes.
+        Stopped by the keyboard, or a server went away; the same call resumes.
     """
     if max_new_tokens < 1:
         raise BadInput(f"--max-new-tokens {max_new_tokens}", "at least 1")
@@ -123,16 +129,28 @@ def make_capture(
         "chat_template_kwargs": dict(chat_template_kwargs or {}),
         "seed": seed,
     }
+    if reference is not None:
+        request["reference"] = reference.identity()
     facts = target.facts()
     key = content_key(SCHEMA, request, facts, [p.to_json() for p in prompts], encoded)
     existing = _existing(out, key)
     if existing is not None:
         return existing
     work = _open_work(out, key)
-    stage: Progress[Any] = progress(len(prompts), "capture", unit="prompt", silent=silent)
+    first, served = "capture" if reference is None else "reference", None
+    stage: Progress[Any] = progress(len(prompts), first, unit="prompt", silent=silent)
     try:
+        if reference is not None:
+            with stage, reference:
+                answers = _ask(work, reference, target, prompts, encoded, max_new_tokens, stage)
+            request["reference"] = _reference_facts(work, prompts, answers)
+            usable = [i for i, answer in enumerate(answers) if not answer.unusable]
+            prompts = [prompts[i] for i in usable]
+            encoded = [encoded[i] for i in usable]
+            served = [_as_continuation(answers[i]) for i in usable]
+            stage = progress(len(prompts), "capture", unit="prompt", silent=silent)
         with stage:
-            _fill(work, target, prompts, encoded, max_new_tokens, layer_ids, stage)
+            _fill(work, target, prompts, encoded, served, max_new_tokens, layer_ids, stage)
         facts = {
             "schema": SCHEMA,
             "key": key,
@@ -146,7 +164,7 @@ def make_capture(
         replace_dir(work, out)
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"capture stopped after {stage.done} of {len(prompts)} prompts; "
+            f"{stage.desc} stopped after {stage.done} of {stage.total} prompts; "
             "the same command goes on from there"
         ) from error
     except OutputError:
@@ -195,10 +213,95 @@ def _open_work(out: Path, key: str) -> Path:
     with output_errors(work):
         if work.exists():
             shutil.rmtree(work)
-    for folder in ("states", "parts", "shared"):
+    for folder in ("states", "parts", "reference", "shared"):
         make_dir(work / folder)
     write_json(work / "run.json", {"key": key})
     return work
+
+
+def _ask(
+    work: Path,
+    server: Server,
+    target: Target,
+    prompts: Sequence[Prompt],
+    encoded: Sequence[list[int]],
+    max_new_tokens: int,
+    stage: Progress[Any],
+) -> list[Served]:
+    """A server's continuation of every prompt; each is kept as soon as it is there.
+
+    What an earlier run got is taken only from the same server: model, version and precision.
+    """
+    about = work / "reference" / "server.json"
+    answers: dict[int, Served] = {}
+    files = [work / "reference" / f"{i:05d}.json" for i in range(len(prompts))]
+    for i, file in enumerate(files):
+        if file.is_file():
+            answers[i] = Served.from_json(read_json(file))
+    todo = [i for i in range(len(prompts)) if i not in answers]
+    asked = {i: _asked(target, prompts[i], encoded[i], max_new_tokens) for i in todo}
+    if todo:
+        server.open(next((a for a in asked.values() if a.text is not None), asked[todo[0]]))
+        if answers and read_json(about) != server.facts():
+            for i in answers:
+                files[i].unlink()
+            return _ask(work, server, target, prompts, encoded, max_new_tokens, stage)
+        write_json(about, server.facts())
+    stage.update(len(answers))
+    for i in todo:
+        try:
+            answers[i] = server.complete(asked[i], target.tokenizer)
+        except Interrupted as error:
+            raise Interrupted(
+                f"{error}; {len(answers)} of {len(prompts)} prompts are kept, "
+                "and the same command goes on from there"
+            ) from error
+        write_json(files[i], answers[i].to_json())
+        stage.update()
+    return [answers[i] for i in range(len(prompts))]
+
+
+def _asked(target: Target, prompt: Prompt, ids: list[int], max_new_tokens: int) -> Asked:
+    return Asked(
+        id=prompt.id,
+        ids=tuple(ids),
+        text=text_for(ids, prompt.text, target.tokenizer),
+        max_new_tokens=max_new_tokens,
+        vocab_size=target.vocab_size,
+        eos_ids=target.eos_ids,
+    )
+
+
+def _as_continuation(answer: Served) -> Continuation:
+    return Continuation(
+        list(answer.ids), answer.ended, origin=answer.how, finish_reason=answer.finish_reason
+    )
+
+
+def _reference_facts(
+    work: Path, prompts: Sequence[Prompt], answers: Sequence[Served]
+) -> dict[str, Any]:
+    """What a capture records about the server, and the prompts that it could not continue.
+
+    Raises
+    ------
+    ServerError
+        There is no other prompt.
+    """
+    unusable = [
+        {"id": prompt.id, "reason": answer.unusable}
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer.unusable
+    ]
+    server = read_json(work / "reference" / "server.json")
+    if len(unusable) == len(prompts):
+        raise ServerError(
+            f"{server['url']} gives text that tells no prompt's tokens "
+            f"({unusable[0]['id']}: {unusable[0]['reason']})",
+            "a server that takes and returns token ids (SGLang, vLLM)",
+        )
+    how = sorted({answer.how for answer in answers if not answer.unusable})
+    return {**server, "tokens_by": how, "unusable": unusable}
 
 
 @dataclass(frozen=True)
@@ -232,16 +335,20 @@ def _fill(
     target: Target,
     prompts: Sequence[Prompt],
     encoded: Sequence[list[int]],
+    served: Sequence[Continuation] | None,
     max_new_tokens: int,
     layer_ids: Sequence[int],
     stage: Progress[Any],
 ) -> None:
-    """Write the parts of every prompt that has none yet."""
+    """Write the parts of every prompt that has none yet; without ``served``, the target decodes."""
     todo = [i for i in range(len(prompts)) if not _Part(work, i).finished()]
     stage.update(len(prompts) - len(todo))
     for first in range(0, len(todo), BATCH):
         batch = todo[first : first + BATCH]
-        made = greedy(target, [encoded[i] for i in batch], max_new_tokens)
+        if served is None:
+            made = greedy(target, [encoded[i] for i in batch], max_new_tokens)
+        else:
+            made = [served[i] for i in batch]
         for i, continuation in zip(batch, made, strict=True):
             _write_part(
                 _Part(work, i),
@@ -267,7 +374,8 @@ def _write_part(
     tokens = [*ids, *made.ids]
     forced = teacher_forced(target, tokens, layer_ids)
     gap = float(decode_gap(forced, len(ids), made.ids).max())
-    if gap > _TOLERANCE[target.dtype] * float(forced.logits.abs().max()):
+    own = made.origin == "target"
+    if own and gap > _TOLERANCE[target.dtype] * float(forced.logits.abs().max()):
         # This target does not take padding, or its batched kernels differ: decode it alone.
         made = greedy(target, [ids], max_new_tokens)[0]
         tokens = [*ids, *made.ids]
@@ -294,6 +402,8 @@ def _write_part(
         decode_gap=gap,
         prompt_text=prompt.text if prompt.text is not None else target.decode(ids),
         continuation_text=target.decode(made.ids),
+        origin=made.origin,
+        finish_reason=made.finish_reason,
     )
     write_json(part.row, {**asdict(row), "states_sha256": sha256_file(part.states)})
 
@@ -372,7 +482,7 @@ def _finish(work: Path, prompts: Sequence[Prompt], facts: dict[str, Any]) -> Non
     parts = [_Part(work, i) for i in range(len(prompts))]
     rows = [read_json(part.row) for part in parts]
     frame = pd.DataFrame(rows).drop(columns="states_sha256")
-    text = ["id", "prompt_text", "continuation_text"]
+    text = ["id", "prompt_text", "continuation_text", "origin", "finish_reason"]
     _write_parquet(work / "prompts.parquet", frame.astype(dict.fromkeys(text, "string")))
     positions = pd.concat([pd.read_parquet(part.positions) for part in parts], ignore_index=True)
     _write_parquet(work / "positions.parquet", positions)
@@ -383,5 +493,6 @@ def _finish(work: Path, prompts: Sequence[Prompt], facts: dict[str, Any]) -> Non
     hashes = {path.relative_to(work).as_posix(): sha256_file(path) for path in files}
     atomic_write(work / "manifest.json", manifest_text(hashes))
     with output_errors(work):
-        shutil.rmtree(work / "parts")
+        for folder in ("parts", "reference"):
+            shutil.rmtree(work / folder)
         (work / "run.json").unlink()

@@ -34,14 +34,18 @@ _REFRESH_AFTER = 16
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """What plain greedy decoding made of one prompt."""
+    """What greedy decoding made of one prompt: the target's own, or a server's."""
 
     ids: list[int]
     ended: bool
     """Whether it ended with an end-of-sequence token."""
-    top_ids: Tensor = field(repr=False)
-    """[G, 8] the highest logits of each step, for measuring noise."""
-    top_logits: Tensor = field(repr=False)
+    top_ids: Tensor | None = field(default=None, repr=False)
+    """[G, 8] the highest logits of each step, for measuring noise; a server's are unknown."""
+    top_logits: Tensor | None = field(default=None, repr=False)
+    origin: str = "target"
+    """``target``, or what a server gave: see `Served.how`."""
+    finish_reason: str | None = None
+    """In the server's words."""
 
 
 @torch.inference_mode()
@@ -132,12 +136,14 @@ def decode_gap(forced: Forced, n_prompt: int, ids: Sequence[int]) -> Tensor:
     return (rows.amax(-1) - rows.gather(-1, chosen[:, None])[:, 0]).cpu()
 
 
-def logit_noise(forced: Forced, n_prompt: int, made: Continuation) -> float:
+def logit_noise(forced: Forced, n_prompt: int, made: Continuation) -> float | None:
     """Largest difference between the two ways of computing one logit.
 
     Step by step with a cache, and teacher-forced in one forward, over the eight highest logits of
-    every generated position.
+    every generated position. None where the steps were a server's.
     """
+    if made.top_ids is None or made.top_logits is None:
+        return None
     rows = forced.logits[n_prompt - 1 : n_prompt - 1 + len(made.ids)].float()
     again = rows.gather(-1, made.top_ids.to(rows.device)).cpu()
     return float((again - made.top_logits).abs().max())
@@ -403,7 +409,8 @@ def expect(
     for name, prompt in prompts:
         made = greedy(target, [prompt], max_new_tokens)[0]
         forced = teacher_forced(target, [*prompt, *made.ids])
-        found.append(Expected(name, list(prompt), made.ids, logit_noise(forced, len(prompt), made)))
+        noise = logit_noise(forced, len(prompt), made) or 0.0
+        found.append(Expected(name, list(prompt), made.ids, noise))
         tick()
     return found
 
@@ -411,7 +418,8 @@ def expect(
 def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
     """Plain greedy output of this target, taken from its capture where that is the same arithmetic.
 
-    Another backend, dtype or device rounds differently; its tokens are then decoded anew.
+    Another backend, dtype or device, or a server, rounds differently; the tokens are then decoded
+    anew.
 
     Raises
     ------
@@ -428,7 +436,7 @@ def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
         (p.id, capture.tokens(i)[: p.n_prompt_tokens].tolist())
         for i, p in enumerate(capture.prompts)
     ]
-    if not same:
+    if not same or capture.reference is not None:
         return expect(target, prompts, capture.max_new_tokens)
     return [
         Expected(name, ids, capture.continuation(i).tolist(), capture.prompts[i].logit_noise or 0.0)

@@ -80,6 +80,9 @@ class Inputs(Protocol):
     def served(self) -> Mapping[str, Any] | None:
         """The same comparison for a server's output; None where none was given."""
 
+    def reference(self) -> Mapping[str, Any] | None:
+        """What became of a server's continuations; None where they are the target's own."""
+
     def provenance(self) -> Mapping[str, Any]:
         """Where the inputs come from."""
 

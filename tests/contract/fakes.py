@@ -72,6 +72,7 @@ class FakeInputs:
     found_problems: dict[str, list[Any]] = field(default_factory=dict)
     lossless_check: dict[str, Any] | None = None
     served_check: dict[str, Any] | None = None
+    reference_check: dict[str, Any] | None = None
     made_continuations: list[Any] = field(default_factory=list)
     seed: int = 0
     draws: int = 400
@@ -108,6 +109,9 @@ class FakeInputs:
 
     def served(self) -> dict[str, Any] | None:
         return self.served_check
+
+    def reference(self) -> dict[str, Any] | None:
+        return self.reference_check
 
     def provenance(self) -> dict[str, Any]:
         return {"made_by": "tests"}

@@ -18,7 +18,7 @@ LAYERS = [
     {"conventions", "masks", "metrics", "prompts", "provenance", "published", "trees"},
     {"example"},
     {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "drafter", "foreign"}
-    | {"hidden_states", "proposals", "references", "scoring", "targets"},
+    | {"hidden_states", "proposals", "references", "scoring", "servers", "targets"},
     {"diagnostics"},
     {"compare", "config", "doctor", "runs", "training_audit"},
     {"history", "plotting", "report", "views"},
