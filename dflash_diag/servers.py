@@ -290,9 +290,7 @@ class Server:
         import tenacity
 
         end = time.monotonic() + self.timeout
-        growing = tenacity.wait_exponential_jitter(
-            initial=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S
-        )
+        growing = tenacity.wait_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S)
 
         def pause(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None

@@ -25,10 +25,13 @@ class FaultyServer:
         The continuation, as token ids.
     encode, decode
         Between text and ids.
+    port
+        0 takes a free one.
     """
 
-    def __init__(self, dialect: str, write: Write, *, encode=None, decode=None, **facts) -> None:
+    def __init__(self, dialect: str, write: Write, *, encode=None, decode=None, port=0, **facts):
         self.dialect, self.write, self.encode, self.decode = dialect, write, encode, decode
+        self.port = port
         self.facts = {"model": "tiny", "version": "1.2", "precision": "float32", **facts}
         self.script: list[Any] = []
         """What happens to the next completions; when it is used up all goes well."""
@@ -38,7 +41,7 @@ class FaultyServer:
 
     def __enter__(self) -> FaultyServer:
         handler = type("Handler", (_Handler,), {"server_of_test": self})
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
         self.http.daemon_threads = True
         self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
         self.thread.start()
