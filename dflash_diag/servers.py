@@ -170,7 +170,7 @@ class Server:
             raise ServerError(f"--server-timeout {timeout:g}", "seconds, more than 0")
         self.url, self.model, self.timeout, self.seed = bare_url(url), model, timeout, seed
         self._given = url
-        self._name = model
+        self._name = self._answered = model
         self._dialect: _Dialect | None = None
         self._facts: dict[str, Any] = {}
         self._http_client: httpx.Client | None = None
@@ -210,7 +210,7 @@ class Server:
 
         def attempt(limit: float) -> None:
             about, refusals = self._about(limit), []
-            self._name = about["model"]
+            self._name = self._answered = about["model"]
             for dialect in _order(about.pop("owner")):
                 if not dialect.by_ids and asked.text is None:
                     refusals.append(f"{dialect.name}: no text encodes to the prompt's token ids")
@@ -220,7 +220,10 @@ class Server:
                 except _Refused as error:
                     refusals.append(f"{dialect.name}: {error}")
                     continue
-                about |= {"dialect": dialect.name, "model": answer.model or self._name}
+                self._answered = answer.model or self._name
+                # A local model is called by its path, which is nobody's business.
+                shown = self._answered.rsplit("/", 1)[-1] if self._answered[0] == "/" else None
+                about |= {"dialect": dialect.name, "model": shown or self._answered}
                 self._dialect, self._facts = dialect, about
                 return
             raise ServerError(
@@ -300,7 +303,8 @@ class Server:
             error = state.outcome.exception() if state.outcome else None
             if isinstance(error, _Odd):
                 return state.attempt_number >= _ATTEMPTS
-            return time.monotonic() + state.upcoming_sleep >= end
+            # What is left has to be long enough for an answer.
+            return time.monotonic() + state.upcoming_sleep >= end - min(1.0, 0.05 * self.timeout)
 
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Again), wait=pause, stop=enough, reraise=True
@@ -367,10 +371,10 @@ class Server:
             answer = dialect.read(value)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise _Odd(f"an answer without what {dialect.name} answers have") from error
-        known = self._facts.get("model", self._name)
         # transformers serve adds the revision to the name.
-        if answer.model is not None and answer.model.partition("@")[0] != known.partition("@")[0]:
-            raise _Odd(f"it answers as model {answer.model!r} instead of {known!r}")
+        bare, known = ((n or "").partition("@")[0] for n in (answer.model, self._answered))
+        if answer.model is not None and bare != known:
+            raise _Odd(f"it answers as model {answer.model!r} instead of {self._answered!r}")
         if answer.prompt_ids is not None and tuple(answer.prompt_ids) != asked.ids:
             raise _Odd("it read other prompt tokens than were sent")
         if dialect.by_ids and answer.n_prompt not in (None, len(asked.ids)):

@@ -104,6 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server_of_test: FaultyServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer goes out in two pieces
 
     def log_message(self, *_) -> None:
         pass
