@@ -39,7 +39,7 @@ _SHARE = 1 / 3
 _CONNECT_S = 10.0
 _LARGEST = 2**26
 """Bytes of one answer."""
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_PASSING = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses of a server that is loading, overloaded or restarting."""
 _NOT_SPOKEN = frozenset({400, 404, 405, 415, 422, 501})
 """Statuses with which a server refuses a request that it does not know."""
@@ -59,6 +59,10 @@ class _Again(Exception):
 
 class _Odd(_Again):
     """An answer came that cannot be used; another attempt or two may bring a better one."""
+
+
+class _Failed(_Again):
+    """Status 500: the server may not be whole yet, or this very request is what it trips over."""
 
 
 class _Refused(Exception):
@@ -207,8 +211,10 @@ class Server:
         ServerError
             Not ready in time, refuses us, or serves another model.
         """
+        failed = 0
 
         def attempt(limit: float) -> None:
+            nonlocal failed
             about, refusals = self._about(limit), []
             self._name = self._answered = about["model"]
             for dialect in _order(about.pop("owner")):
@@ -220,10 +226,17 @@ class Server:
                 except _Refused as error:
                     refusals.append(f"{dialect.name}: {error}")
                     continue
+                except _Failed as error:
+                    failed += 1
+                    if not dialect.by_ids or failed < _ATTEMPTS:
+                        raise
+                    refusals.append(f"{dialect.name}: {error}")
+                    continue
                 self._answered = answer.model or self._name
                 # A local model is called by its path, which is nobody's business.
-                shown = self._answered.rsplit("/", 1)[-1] if self._answered[0] == "/" else None
-                about |= {"dialect": dialect.name, "model": shown or self._answered}
+                local, shown = self._answered.startswith("/"), self._answered
+                about["model"] = shown.rsplit("/", 1)[-1] if local else shown
+                about["dialect"] = dialect.name
                 self._dialect, self._facts = dialect, about
                 return
             raise ServerError(
@@ -277,7 +290,7 @@ class Server:
 
         try:
             return self._until(attempt)
-        except _Odd as error:
+        except (_Odd, _Failed) as error:
             raise ServerError(
                 f"{self.url} answers prompt {asked.id!r} with what cannot be used ({error})",
                 "a greedy continuation",
@@ -301,7 +314,8 @@ class Server:
 
         def enough(state: RetryCallState) -> bool:
             error = state.outcome.exception() if state.outcome else None
-            if isinstance(error, _Odd):
+            ready = self._dialect is not None
+            if isinstance(error, _Odd) or (ready and isinstance(error, _Failed)):
                 return state.attempt_number >= _ATTEMPTS
             # What is left has to be long enough for an answer.
             return time.monotonic() + state.upcoming_sleep >= end - min(1.0, 0.05 * self.timeout)
@@ -407,10 +421,8 @@ class Server:
                 f"{self.url} wants another key (status {status})",
                 do=f"set the environment variable {KEY_VARIABLE}",
             )
-        if status == 500 and self._dialect is not None:
-            raise _Odd(
-                _said(status, content)
-            )  # it was ready: this prompt may be what it trips over
+        if status == 500:
+            raise _Failed(_said(status, content))
         if status in _PASSING:
             pause = _retry_after(response.headers.get("retry-after"))
             wait = f", to be asked again in {pause:.0f} s" if pause else ""
@@ -429,7 +441,9 @@ class Server:
         import httpx
 
         if self._http_client is None:
-            url, key = httpx.URL(self._given), os.environ.get(KEY_VARIABLE)
+            url, key = httpx.URL(self._given), os.environ.get(KEY_VARIABLE, "").strip()
+            if not (key.isascii() and key.isprintable()):
+                raise ServerError(f"{KEY_VARIABLE} has characters that no key has")
             self._http_client = httpx.Client(
                 headers={"Authorization": f"Bearer {key}"} if key else None,
                 auth=(url.username, url.password) if url.username else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import threading
 import time
@@ -95,11 +94,9 @@ def ask(target):
 
     def run(server: FaultyServer, timeout=20.0):
         common = {"max_new_tokens": G, "vocab_size": target.vocab_size, "eos_ids": frozenset()}
+        prompts = [Asked(p.id, tuple(target.encode(p)), p.text, **common) for p in PROMPTS]
         with Server(server.url, timeout=timeout) as asked:
-            return [
-                list(asked.complete(Asked(p.id, tuple(target.encode(p)), p.text, **common)).ids)
-                for p in PROMPTS
-            ]
+            return [list(asked.complete(p, target.tokenizer).ids) for p in prompts]
 
     return run
 
@@ -306,6 +303,25 @@ def test_a_missing_key_is_said_at_once(status, start, ask):
         with pytest.raises(ServerError, match=servers.KEY_VARIABLE):
             ask(server)
         assert len(server.asked) == 1
+
+
+def test_a_server_that_trips_over_token_ids_is_given_text(start, ask, own):
+    with start("text") as server:
+        plain = server.completion
+
+        def trips(path, body):
+            status, value = plain(path, body)
+            return (500 if status == 400 else status), value
+
+        server.completion = trips
+        assert ask(server) == list(own.values())
+
+
+def test_a_key_that_cannot_be_sent_is_not_shown(start, ask, monkeypatch):
+    monkeypatch.setenv(servers.KEY_VARIABLE, "sk-se\ncret")
+    with start() as server, pytest.raises(ServerError, match=servers.KEY_VARIABLE) as error:
+        ask(server)
+    assert "sk-se" not in str(error.value)
 
 
 def test_a_server_that_speaks_nothing_we_know(start, ask):
@@ -566,7 +582,7 @@ def test_other_text_altogether_fails(judged):
     # The first token is right, the rest is drawn.
     found, _ = judged(lambda i, ids: [ids[0], *[(7 * i + 13 * t) % 94 for t in range(G - 1)]])
     assert found.verdict.name == "FAIL"
-    assert "10 %" in json.dumps(found.to_json(), ensure_ascii=False)
+    assert "at most 0.1 is wanted" in found.params["judged"]
 
 
 def test_stopping_early_warns(judged):
