@@ -57,6 +57,10 @@ class CapturedPrompt:
     """Largest distance of a generated token below the teacher-forced choice, in logits."""
     prompt_text: str | None = None
     continuation_text: str | None = None
+    origin: str = "target"
+    """Who continued it: the ``target``, or a server by ``ids``, ``text`` or ``uncounted text``."""
+    finish_reason: str | None = None
+    """Why a server stopped, in its own words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +251,11 @@ class Capture:
         return pd.read_parquet(self.path / "positions.parquet")
 
     @property
+    def reference(self) -> Mapping[str, Any] | None:
+        """The server that continued the prompts; None where the target itself did."""
+        return self.facts.get("reference")
+
+    @property
     def max_new_tokens(self) -> int:
         """G as requested."""
         return int(self.facts["max_new_tokens"])
@@ -326,6 +335,8 @@ def _load_bundle(path: Path, *, verify: bool) -> Capture:
             decode_gap=_number(row["decode_gap"]),
             prompt_text=_text(row["prompt_text"]),
             continuation_text=_text(row["continuation_text"]),
+            origin=_text(row.get("origin")) or "target",
+            finish_reason=_text(row.get("finish_reason")),
         )
         for row in rows
     )

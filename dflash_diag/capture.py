@@ -1,7 +1,8 @@
 """Make a Capture: greedy continuations and hidden states of a target, for a list of prompts.
 
-The work is done in a hidden folder beside the result, prompt by prompt, and the folder is renamed
-when it is complete. A run that was stopped is picked up where it ended.
+The continuations are the target's own, or a server's; the states are always the target's. The work
+is done in a hidden folder beside the result, prompt by prompt, and the folder is renamed when it is
+complete. A run that was stopped is picked up where it ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from dflash_diag.errors import BadInput, Interrupted, OutputError, PromptError
 from dflash_diag.hidden_states import LayerMode, select_layers, weight_of
 from dflash_diag.progress import Progress, progress
 from dflash_diag.prompts import Prompt
+from dflash_diag.servers import Asked, Served, Server, ServerError, text_for
 from dflash_diag.storage import (
     StrPath,
     atomic_file,
@@ -80,6 +82,7 @@ def make_capture(
     device: str = "auto",
     backend: str = "auto",
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    reference: Server | None = None,
     seed: int | None = None,
     silent: bool = False,
 ) -> Capture:
@@ -105,6 +108,9 @@ def make_capture(
         Positions a prompt whose states and choices are kept, spread evenly and ending with the
         last. They are those of the full forward. Such a capture is for comparing states; it cannot
         be scored.
+    reference
+        The server whose continuations are taken instead of the target's own. It is asked only for
+        what is not there yet.
     seed
         Recorded only: greedy decoding draws nothing.
     silent
@@ -113,11 +119,11 @@ def make_capture(
     Raises
     ------
     BadInput
-        A target, prompt or option that cannot be used.
+        A target, prompt, option or server that cannot be used.
     OutputError
         ``out`` holds something else, or cannot be written.
     Interrupted
-        Stopped by the keyboard; the same call resumes.
+        Stopped by the keyboard, or a server went away; the same call resumes.
     """
     if like is not None and (prompts or max_new_tokens is not None):
         raise BadInput("prompts or a length beside a capture to be like", "one of the two")
@@ -154,6 +160,8 @@ def make_capture(
         request["all_layers_for"] = all_layers_for
     if keep_rows is not None:
         request["keep_rows"] = keep_rows
+    if reference is not None:
+        request["reference"] = reference.identity()
     facts = target.facts()
     encoded = [t.prompt_ids for t in texts]
     key = content_key(SCHEMA, request, facts, [p.to_json() for p in prompts], encoded)
@@ -162,6 +170,8 @@ def make_capture(
         return existing
     work = _open_work(out, key)
     try:
+        if reference is not None:
+            texts = _served(work, reference, target, prompts, texts, plan, request, silent=silent)
         _fill(work, target, texts, plan, silent=silent)
         facts = {
             "schema": SCHEMA,
@@ -274,10 +284,122 @@ def _open_work(out: Path, key: str) -> Path:
     with output_errors(work):
         if work.exists():
             shutil.rmtree(work)
-    for folder in ("states", "parts", "shared"):
+    for folder in ("states", "parts", "reference", "shared"):
         make_dir(work / folder)
     write_json(work / "run.json", {"key": key})
     return work
+
+
+def _ask(
+    work: Path,
+    server: Server,
+    target: Target,
+    prompts: Sequence[Prompt],
+    encoded: Sequence[list[int]],
+    max_new_tokens: int,
+    stage: Progress[Any],
+) -> list[Served]:
+    """A server's continuation of every prompt; each is kept as soon as it is there.
+
+    What an earlier run got is taken only from the same server: model, version and precision.
+    """
+    about = work / "reference" / "server.json"
+    answers: dict[int, Served] = {}
+    files = [work / "reference" / f"{i:05d}.json" for i in range(len(prompts))]
+    for i, file in enumerate(files):
+        if file.is_file():
+            answers[i] = Served.from_json(read_json(file))
+    todo = [i for i in range(len(prompts)) if i not in answers]
+    asked = {i: _asked(target, prompts[i], encoded[i], max_new_tokens) for i in todo}
+    if todo:
+        server.open(next((a for a in asked.values() if a.text is not None), asked[todo[0]]))
+        if answers and read_json(about) != server.facts():
+            for i in answers:
+                files[i].unlink()
+            return _ask(work, server, target, prompts, encoded, max_new_tokens, stage)
+        write_json(about, server.facts())
+    stage.update(len(answers))
+    for i in todo:
+        try:
+            answers[i] = server.complete(asked[i], target.tokenizer)
+        except Interrupted as error:
+            raise Interrupted(
+                f"{error}; {len(answers)} of {len(prompts)} prompts are kept, "
+                "and the same command goes on from there"
+            ) from error
+        write_json(files[i], answers[i].to_json())
+        stage.update()
+    return [answers[i] for i in range(len(prompts))]
+
+
+def _served(
+    work: Path,
+    server: Server,
+    target: Target,
+    prompts: Sequence[Prompt],
+    texts: Sequence[_Text],
+    plan: _Plan,
+    request: dict[str, Any],
+    *,
+    silent: bool,
+) -> list[_Text]:
+    """Prompts with a server's continuation; those that it could not continue are left out.
+
+    What the capture records about the server goes into ``request``.
+    """
+    encoded = [t.prompt_ids for t in texts]
+    stage: Progress[Any] = progress(len(prompts), "reference", unit="prompt", silent=silent)
+    with stage, server:
+        answers = _ask(work, server, target, prompts, encoded, plan.max_new_tokens, stage)
+    request["reference"] = _reference_facts(work, prompts, answers)
+    return [
+        replace(text, given=_as_continuation(answer))
+        for text, answer in zip(texts, answers, strict=True)
+        if not answer.unusable
+    ]
+
+
+def _asked(target: Target, prompt: Prompt, ids: list[int], max_new_tokens: int) -> Asked:
+    return Asked(
+        id=prompt.id,
+        ids=tuple(ids),
+        text=text_for(ids, prompt.text, target.tokenizer),
+        max_new_tokens=max_new_tokens,
+        vocab_size=target.vocab_size,
+        eos_ids=target.eos_ids,
+    )
+
+
+def _as_continuation(answer: Served) -> Continuation:
+    return Continuation(
+        list(answer.ids), answer.ended, origin=answer.how, finish_reason=answer.finish_reason
+    )
+
+
+def _reference_facts(
+    work: Path, prompts: Sequence[Prompt], answers: Sequence[Served]
+) -> dict[str, Any]:
+    """What a capture records about the server, and the prompts that it could not continue.
+
+    Raises
+    ------
+    ServerError
+        There is no other prompt.
+    """
+    unusable = [
+        {"id": prompt.id, "reason": answer.unusable}
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if answer.unusable
+    ]
+    server = read_json(work / "reference" / "server.json")
+    if len(unusable) == len(prompts):
+        raise ServerError(
+            f"{server['url']} gives text that tells no prompt's tokens "
+            f"({unusable[0]['id']}: {unusable[0]['reason']})",
+            "a server that takes and returns token ids (SGLang, vLLM)",
+        )
+    how = sorted({answer.how for answer in answers if not answer.unusable})
+    return {**server, "tokens_by": how, "unusable": unusable}
 
 
 @dataclass(frozen=True)
@@ -348,6 +470,8 @@ def _write_part(part: _Part, target: Target, text: _Text, made: Continuation, pl
             forced = _forward(part, target, text, made, plan)
             gap = float(decode_gap(forced, n_prompt, made.ids).max())
         noise = logit_noise(forced, n_prompt, made)
+    elif made.origin != "target":
+        gap = float(decode_gap(forced, n_prompt, made.ids).max())
     tokens = [*text.prompt_ids, *made.ids]
     rows = plan.rows(len(tokens))
     positions = range(len(tokens)) if rows is None else rows.tolist()
@@ -366,6 +490,8 @@ def _write_part(part: _Part, target: Target, text: _Text, made: Continuation, pl
         decode_gap=gap,
         prompt_text=text.prompt_text,
         continuation_text=target.decode(made.ids),
+        origin=made.origin,
+        finish_reason=made.finish_reason,
     )
     write_json(part.row, {**asdict(row), "states_sha256": sha256_file(part.states)})
 
@@ -465,6 +591,9 @@ def _linked(name: str, digest: str, work: Path, out: Path) -> bool:
     return False
 
 
+_TEXT_COLUMNS = ("id", "prompt_text", "continuation_text", "origin", "finish_reason")
+
+
 def _finish(work: Path, n_prompts: int, facts: dict[str, Any]) -> None:
     """Join the parts into tables, and seal the folder with its manifest."""
     import pandas as pd
@@ -472,7 +601,7 @@ def _finish(work: Path, n_prompts: int, facts: dict[str, Any]) -> None:
     parts = [_Part(work, i) for i in range(n_prompts)]
     rows = [read_json(part.row) for part in parts]
     frame = pd.DataFrame(rows).drop(columns="states_sha256")
-    kinds = dict.fromkeys(("id", "prompt_text", "continuation_text"), "string")
+    kinds = dict.fromkeys(_TEXT_COLUMNS, "string")
     kinds |= dict.fromkeys(("logit_noise", "decode_gap"), "float64")
     _write_parquet(work / "prompts.parquet", frame.astype(kinds))
     positions = pd.concat([pd.read_parquet(part.positions) for part in parts], ignore_index=True)
@@ -484,5 +613,6 @@ def _finish(work: Path, n_prompts: int, facts: dict[str, Any]) -> None:
     hashes = {path.relative_to(work).as_posix(): sha256_file(path) for path in files}
     atomic_write(work / "manifest.json", manifest_text(hashes))
     with output_errors(work):
-        shutil.rmtree(work / "parts")
+        for folder in ("parts", "reference"):
+            shutil.rmtree(work / folder)
         (work / "run.json").unlink()

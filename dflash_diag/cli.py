@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from dflash_diag.errors import DiagError
+from dflash_diag.servers import TIMEOUT_S
 
 if TYPE_CHECKING:
     from dflash_diag.config import RunConfig
@@ -115,6 +116,27 @@ ServedOutput = Annotated[
         panel=INPUTS,
     ),
 ]
+ServerUrl = Annotated[
+    str,
+    _option(
+        "Take the continuations from this server (SGLang, vLLM, transformers serve).",
+        "--server",
+        metavar="URL",
+        panel=INPUTS,
+    ),
+]
+ServerModel = Annotated[
+    str,
+    _option("The model's name there, if it has several.", metavar="NAME", panel=INPUTS),
+]
+ServerTimeout = Annotated[
+    float,
+    _option(
+        "Seconds for a server to be ready, and for one prompt.",
+        metavar="S",
+        panel=MACHINE,
+    ),
+]
 TemplateKwargs = Annotated[
     str,
     _option("For the tokenizer's chat template.", metavar="JSON", panel=INPUTS),
@@ -180,6 +202,8 @@ Examples:
 
   dflash-diag capture --target Qwen/Qwen3.5-4B --prompts mine.jsonl --out captures/mine
 
+  dflash-diag capture --target ./target --prompts mine.jsonl --server http://localhost:30000
+
   dflash-diag score --capture captures/mine --drafter checkpoints/step_8000
 
   dflash-diag capture --target ./target --like captures/mine --backend torch --out captures/torch
@@ -198,6 +222,9 @@ def capture(
             panel=INPUTS,
         ),
     ] = "",
+    server: ServerUrl = "",
+    server_model: ServerModel = "",
+    server_timeout: ServerTimeout = TIMEOUT_S,
     layers: Layers = "around",
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -243,6 +270,9 @@ def score(
     capture: CaptureDir = "",
     overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
     served_output: ServedOutput = "",
+    server: ServerUrl = "",
+    server_model: ServerModel = "",
+    server_timeout: ServerTimeout = TIMEOUT_S,
     layers: Layers = "around",
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -347,6 +377,9 @@ def report_verb(
     capture: CaptureDir = "",
     overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
     served_output: ServedOutput = "",
+    server: ServerUrl = "",
+    server_model: ServerModel = "",
+    server_timeout: ServerTimeout = TIMEOUT_S,
     layers: Layers = "around",
     device: Device = "auto",
     dtype: Dtype = "auto",

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
 
 from dflash_diag import paths, storage
 from dflash_diag.errors import BadInput
 from dflash_diag.example import EXAMPLE
+from dflash_diag.servers import TIMEOUT_S, bare_url
 from dflash_diag.stats import DRAWS
 
 _WORD = "(auto|fla|torch|chunked|recurrent|causal-conv1d|torch-conv)"
@@ -40,6 +41,11 @@ class RunConfig(BaseModel):
     like: str = Field("", description="capture whose tokens a new one takes")
     overrides: tuple[str, ...] = Field((), description="field=value of the convention")
     served_output: str = Field("", description="a server's output to check")
+    server: str = Field("", repr=False, description="address of a server that continues prompts")
+    server_model: str = Field("", description="name of the model there")
+    server_timeout: float = Field(
+        TIMEOUT_S, gt=0, allow_inf_nan=False, description="seconds for one prompt"
+    )
     chat_template_kwargs: dict[str, Any] = Field({}, description="for the chat template")
     layers: Literal["taps", "around", "all"] = "around"
     device: str = Field("auto", pattern=r"^(auto|cpu|split|cuda(:\d+)?)$")
@@ -48,6 +54,11 @@ class RunConfig(BaseModel):
     seed: int = Field(0, ge=0, description="of the resampling")
     draws: int = Field(DRAWS, ge=200, description="resamples behind an interval")
     out: str = Field("", description="folder of the run")
+
+    @field_serializer("server")
+    def _no_password(self, server: str) -> str:
+        """What is written down of an address has no password and no key in it."""
+        return bare_url(server) if server else ""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -63,7 +74,7 @@ class RunConfig(BaseModel):
         if isinstance(text, str):
             known["chat_template_kwargs"] = _json_object(text)
         try:
-            return cls(**known)
+            made = cls(**known)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"])) or "the configuration"
@@ -77,6 +88,9 @@ class RunConfig(BaseModel):
             if first["type"] == "string_pattern_mismatch":
                 expected = _PATTERNS[name]
             raise BadInput(found, expected) from error
+        if made.server:
+            bare_url(made.server)
+        return made
 
     @classmethod
     def from_notebook(cls, names: Mapping[str, Any]) -> Self:
@@ -103,6 +117,11 @@ class RunConfig(BaseModel):
             Something needed was not given.
         """
         filled = self
+        if self.capture and self.server:
+            raise BadInput(
+                "both --capture and --server",
+                "a capture, which has its text already, or a server that is to write it",
+            )
         if self.is_example:
             data = paths.data_dir()
             filled = self.model_copy(
@@ -145,7 +164,7 @@ class RunConfig(BaseModel):
         root = (paths.checkout() or Path.cwd()) / "out"
         if self.is_example:
             return root / "example"
-        content = self.model_dump(mode="json", exclude={"out", "seed", "draws"})
+        content = self.model_dump(mode="json", exclude={"out", "seed", "draws", "server_timeout"})
         name = Path(self.drafter or self.target).name or "run"
         return root / f"{name}-{storage.content_key(content)[:8]}"
 

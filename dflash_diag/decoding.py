@@ -37,7 +37,7 @@ _REFRESH_AFTER = 16
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """What plain greedy decoding made of one prompt, or what was given in its place."""
+    """What greedy decoding made of one prompt: the target's own, or one that was given."""
 
     ids: list[int]
     ended: bool
@@ -45,6 +45,10 @@ class Continuation:
     top_ids: Tensor | None = field(repr=False, default=None)
     """[G, 8] the highest logits of each step, for measuring noise; None where it was given."""
     top_logits: Tensor | None = field(repr=False, default=None)
+    origin: str = "target"
+    """``target``, or what a server gave: see `Served.how`."""
+    finish_reason: str | None = None
+    """In the server's words."""
 
 
 @torch.inference_mode()
@@ -489,7 +493,8 @@ def expect(
     for name, prompt in prompts:
         made = greedy(target, [prompt], max_new_tokens)[0]
         forced = teacher_forced(target, [*prompt, *made.ids])
-        found.append(Expected(name, list(prompt), made.ids, logit_noise(forced, len(prompt), made)))
+        noise = logit_noise(forced, len(prompt), made) or 0.0
+        found.append(Expected(name, list(prompt), made.ids, noise))
         tick()
     return found
 
@@ -497,8 +502,8 @@ def expect(
 def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
     """Plain greedy output of this target, taken from its capture where that is the same arithmetic.
 
-    Another backend, dtype or device rounds differently, and tokens that were taken from another
-    capture need not be this target's; its own are then decoded anew.
+    Another backend, dtype or device rounds differently, and tokens that a server or another capture
+    gave need not be this target's; its own are then decoded anew.
 
     Raises
     ------
@@ -520,7 +525,7 @@ def expect_as_captured(target: Target, capture: Capture) -> list[Expected]:
         (p.id, capture.tokens(i)[: p.n_prompt_tokens].tolist())
         for i, p in enumerate(capture.prompts)
     ]
-    if not same:
+    if not same or capture.reference is not None:
         return expect(target, prompts, capture.max_new_tokens)
     return [
         Expected(name, ids, capture.continuation(i).tolist(), capture.prompts[i].logit_noise or 0.0)

@@ -1,6 +1,7 @@
-"""Somebody's served output, compared with the target's own greedy continuation.
+"""Somebody's served output, compared with the target's own greedy choices.
 
-A line of the file is ``{"id", "output_ids": [...]}`` or ``{"id", "text"}``; the ids are those of
+Output comes with the capture, where a server wrote its continuations, or in a file. A line of the
+file is ``{"id", "output_ids": [...]}`` or ``{"id", "text"}``; the ids are those of
 the prompts. A server computes in another order, and mostly in bfloat16, so its rounding is allowed
 for at that precision.
 """
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from dflash_diag.bundle import Capture
 from dflash_diag.decoding import Lossless, Mismatch
@@ -118,9 +121,15 @@ def check_served(
     Raises
     ------
     BadInput
-        An id that is no prompt of the capture, a token id outside the vocabulary, or text without
-        a tokenizer.
+        An id that is no prompt of the capture, a token id outside the vocabulary, text without a
+        tokenizer, or a capture whose continuations are a server's.
     """
+    if capture.reference is not None:
+        raise BadInput(
+            f"{capture.path} holds what the server {capture.reference['url']} wrote",
+            "a capture of the target's own text to compare served output with",
+            "capture without --server",
+        )
     if precision not in ROUNDING:
         raise BadInput(f"precision {precision}", f"one of {', '.join(ROUNDING)}")
     known = {p.id: i for i, p in enumerate(capture.prompts)}
@@ -170,6 +179,77 @@ def check_served(
         ),
         mismatches=mismatches,
     )
+
+
+def check_reference(capture: Capture) -> dict[str, Any] | None:
+    """Compare a server's continuations with the target's choices after the same tokens.
+
+    Teacher-forced, so that one difference does not make all that follows differ. A token that is
+    not the target's choice is ``rounding`` where it lies below it by no more than twice the error
+    of one logit, in the coarser of the two precisions; the server's is bfloat16 unless it tells.
+
+    Returns
+    -------
+    dict or None
+        ``server`` (what the capture records), ``notes`` and ``rows``, one a prompt: ``id``,
+        ``n_tokens``, ``n_equal``, ``n_rounding``, ``n_differ``, ``first_differ`` (index of the
+        first token that differs by more than rounding, or None), ``margin`` (the target's first
+        logit less its second, at the first token that is not its choice), ``gap`` (how far the
+        furthest token lies below the target's choice [logits]; at least, where it is not among the
+        best eight), ``kind`` (``""``, ``rounding``, ``scattered`` or ``from_start``),
+        ``stopped_early`` (fewer tokens than asked for, and no end of the sequence), ``how`` and
+        ``finish_reason``.
+        None for a capture of the target's own text.
+    """
+    server = capture.reference
+    if server is None:
+        return None
+    stated = [p for p in str(server["precision"]).split(", ") if p in ROUNDING]
+    precisions = [*(stated or ["bfloat16"]), str(capture.target_facts["dtype"])]
+    error = max(ROUNDING[name] for name in precisions)
+    rows = []
+    for index, prompt in enumerate(capture.prompts):
+        first = prompt.n_prompt_tokens - 1
+        choices = capture.positions(index).iloc[first : first + prompt.n_generated]
+        gaps = _below_choice(choices, capture.continuation(index).numpy())
+        allowed = 2 * error * choices["top_logit"].abs().to_numpy()
+        differ = gaps > allowed
+        margin = choices["margin"].to_numpy()[gaps > 0]
+        n_differ, n_rounding = int(differ.sum()), int(((gaps > 0) & ~differ).sum())
+        kind = "rounding" if n_rounding else ""
+        if n_differ:
+            kind = "from_start" if differ[0] else "scattered"
+        rows.append(
+            {
+                "id": prompt.id,
+                "n_tokens": prompt.n_generated,
+                "n_equal": int((gaps == 0).sum()),
+                "n_rounding": n_rounding,
+                "n_differ": n_differ,
+                "first_differ": int(differ.argmax()) if n_differ else None,
+                "margin": float(margin[0]) if len(margin) else None,
+                "gap": float(gaps.max()),
+                "kind": kind,
+                "stopped_early": not prompt.ended and prompt.n_generated < capture.max_new_tokens,
+                "how": prompt.origin,
+                "finish_reason": prompt.finish_reason,
+            }
+        )
+    note = f"Rounding: up to {2 * error:g} of the highest logit ({' and '.join(precisions)})."
+    return {"server": dict(server), "rows": rows, "notes": [note]}
+
+
+def _below_choice(choices: Any, tokens: np.ndarray) -> np.ndarray:
+    """How far each token [G] lies below the target's choice there [logits]; 0 is the choice."""
+    ids, logprobs = (
+        np.stack(choices["top_ids"].to_list()),
+        np.stack(choices["top_logprobs"].to_list()),
+    )
+    here = ids == tokens[:, None]
+    rank = np.where(here.any(1), here.argmax(1), ids.shape[1] - 1)
+    gaps: np.ndarray = logprobs[:, 0] - np.take_along_axis(logprobs, rank[:, None], 1)[:, 0]
+    # Not among the best eight: at least the eighth's gap, and never the choice.
+    return np.where(here.any(1), gaps, np.maximum(gaps, np.finfo(np.float32).tiny))
 
 
 def _differing_token(

@@ -49,11 +49,13 @@ if TYPE_CHECKING:
     from dflash_diag.decoding import Lossless, Mismatch
     from dflash_diag.drafter import Drafter
     from dflash_diag.scoring import Scores
+    from dflash_diag.servers import Server
     from dflash_diag.targets import Target
 
 SCORE_RESULTS = (
     "target.lossless",
     "target.served",
+    "target.reference",
     "acceptance.headline",
     "acceptance.comparison",
 )
@@ -128,6 +130,17 @@ def _declared_facts(target: str) -> dict[str, Any]:
     }
 
 
+def _server(config: RunConfig) -> Server | None:
+    """The server that continues the prompts, if one was named."""
+    from dflash_diag.servers import Server
+
+    if not config.server:
+        return None
+    return Server(
+        config.server, model=config.server_model, timeout=config.server_timeout, seed=config.seed
+    )
+
+
 def capture_only(config: RunConfig) -> Path:
     """What the verb capture does: run the target, keep the bundle, return its folder.
 
@@ -155,7 +168,7 @@ def capture_only(config: RunConfig) -> Path:
         reading = Reading.read(config.drafter)
         reading.check(_declared_facts(config.target))
         taps = reading.convention.taps
-    content = config.model_dump(mode="json", exclude={"out"})
+    content = config.model_dump(mode="json", exclude={"out", "server_timeout"})
     default = f"captures/{Path(config.target).name}-{storage.content_key(content)[:8]}"
     made = make_capture(
         config.target,
@@ -169,6 +182,7 @@ def capture_only(config: RunConfig) -> Path:
         device=config.device,
         backend=config.backend,
         chat_template_kwargs=config.chat_template_kwargs,
+        reference=_server(config),
     )
     return made.path
 
@@ -335,6 +349,7 @@ class Run:
             layers=self.config.layers,
             taps=taps,
             chat_template_kwargs=self.config.chat_template_kwargs,
+            reference=_server(self.config),
         )
 
     @cached_property
@@ -359,9 +374,10 @@ class Run:
     def _capture_key(self) -> str:
         from dflash_diag.targets import fingerprint
 
-        folder = Path(self.config.target)
+        folder, server = Path(self.config.target), _server(self.config)
         return storage.content_key(
             "capture/1",
+            *([server.identity()] if server else []),
             fingerprint(folder) if folder.is_dir() else self.config.target,
             [prompt.to_json() for prompt in self.prompts],
             sorted({tap for role in self.roles for tap in self.convention(role).taps}),
@@ -476,6 +492,11 @@ class Run:
             tokenizer = load_tokenizer(self.config.target)
         found = check_served(self.capture, outputs, tokenizer=tokenizer)
         return self._compared(found, {one.id for one in outputs})
+
+    def reference(self) -> Mapping[str, Any] | None:
+        from dflash_diag.references import check_reference
+
+        return check_reference(self.capture)
 
     @cached_property
     def _lossless(self) -> Mapping[str, Any]:

@@ -8,10 +8,15 @@ from pathlib import Path
 VOCABULARY = 320
 BLOCK = 5
 MASK = VOCABULARY - 1
+PRINTABLE = 94
+"""Tokens from 0 on that are printable ASCII."""
 
 
-def write_target(folder: Path, *, seed: int = 0) -> Path:
-    """A hybrid target with a tokenizer whose tokens are bytes."""
+def write_target(folder: Path, *, seed: int = 0, ascii_only: bool = False) -> Path:
+    """A hybrid target with a tokenizer whose tokens are bytes.
+
+    With ``ascii_only`` it never generates a byte that is no character by itself.
+    """
     import torch
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -37,6 +42,8 @@ def write_target(folder: Path, *, seed: int = 0) -> Path:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)  # as loud as trained weights, so that no choice is a tie
+        if ascii_only:
+            model.get_input_embeddings().weight[PRINTABLE:] = 0
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder

@@ -12,6 +12,7 @@ MODULES = (
     "checkpoint_tensors",
     "checkpoint_convention",
     "lossless",
+    "reference",
     "headline",
     "by_position",
     "comparison",

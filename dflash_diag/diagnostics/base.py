@@ -92,6 +92,9 @@ class Inputs(Protocol):
     def state_checks(self) -> Mapping[str, Any]:
         """Rows of the hidden-state audit by diagnostic id; a text where a check was skipped."""
 
+    def reference(self) -> Mapping[str, Any] | None:
+        """What became of a server's continuations; None where they are the target's own."""
+
     def provenance(self) -> Mapping[str, Any]:
         """Where the inputs come from."""
 

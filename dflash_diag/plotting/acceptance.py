@@ -250,6 +250,27 @@ def _lossless(result: Result, ax: Axes) -> None:
     set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
 
 
+def _reference(result: Result, ax: Axes) -> None:
+    frame = result.frame.sort_values(["n_differ", "n_rounding"], ascending=False)
+    frame = frame.reset_index(drop=True).head(ROWS)
+    rows, left = range(len(frame)), 0
+    for name, colour, words in (
+        ("n_equal", AGREES, "the target's choice"),
+        ("n_rounding", FAINT, "near-tie"),
+        ("n_differ", BAD, "differs"),
+    ):
+        ax.barh(rows, frame[name], left=left, color=colour, height=0.62, label=words)
+        left = left + frame[name]
+    early = frame[frame["stopped_early"]]
+    ax.plot(early["n_tokens"], early.index, "X", color=INK, markersize=8, zorder=3)
+    ax.set_yticks(rows, [short(str(i), 24) for i in frame["id"]])
+    ax.set_ylim(len(frame) - 0.4, -0.6)
+    ax.grid(axis="x")
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("generated tokens")
+    set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
+
+
 _SURVIVAL_ALONE = Plot(
     panels=(_survival,),
     shows="Survival curves over the position in the block, with 95 % bands",
@@ -352,6 +373,16 @@ PLOTS: dict[str, Plot] = {
             "Length of the continuation (grey) and of the part that the server reproduced "
             "(green). A cross marks the first difference that rounding does not explain, a circle "
             "one that it does."
+        ),
+        height=lambda r: 1.2 + 0.17 * min(ROWS, len(r.frame)),
+    ),
+    "target.reference": Plot(
+        panels=(_reference,),
+        shows="Tokens of every prompt on which the server and the target agree and differ",
+        caption=(
+            "Tokens of each continuation, not in their order: the target's own choice after the "
+            "same tokens (green), a near-tie that rounding explains (grey), another one (red). A "
+            "cross marks a continuation that stopped before its end."
         ),
         height=lambda r: 1.2 + 0.17 * min(ROWS, len(r.frame)),
     ),

@@ -79,6 +79,23 @@ def lossless_rows(n_prompts: int, generated: int) -> dict:
     return {"rows": rows, "notes": ["Noise floor: 1e-06 logits."]}
 
 
+def reference_rows(n_prompts: int, generated: int) -> dict:
+    same = {"n_tokens": generated, "n_equal": generated, "n_rounding": 0, "n_differ": 0}
+    same |= {"first_differ": None, "margin": None, "gap": 0.0, "kind": "", "stopped_early": False}
+    same |= {"how": "ids", "finish_reason": "length"}
+    rows = [{"id": f"p{i:02d}", **same} for i in range(n_prompts)]
+    rows[0] |= {
+        "n_equal": generated - 1,
+        "n_rounding": 1,
+        "margin": 0.01,
+        "gap": 0.01,
+        "kind": "rounding",
+    }
+    server = {"url": "http://127.0.0.1:8000", "dialect": "sglang", "model": "<b>m</b>"}
+    server |= {"version": None, "precision": None, "tokens_by": ["ids"], "unusable": []}
+    return {"server": server, "rows": rows, "notes": ["Rounding: 0.0078 of the highest logit."]}
+
+
 def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> FakeInputs:
     generated = scores.setdefault("generated", 48)
     drafters = {"drafter": simulated_scores(skill=0.45, n_prompts=n_prompts, **scores)}
@@ -97,6 +114,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     )
     made.checks = fake_states.checks(n_prompts)
     made.served_check = lossless_rows(n_prompts, generated)
+    made.reference_check = reference_rows(n_prompts, generated)
     return made
 
 

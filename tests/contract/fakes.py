@@ -72,6 +72,7 @@ class FakeInputs:
     found_problems: dict[str, list[Any]] = field(default_factory=dict)
     lossless_check: dict[str, Any] | None = None
     served_check: dict[str, Any] | None = None
+    reference_check: dict[str, Any] | None = None
     made_continuations: list[Any] = field(default_factory=list)
     comparisons: dict[str, dict[str, Any]] = field(default_factory=dict)
     scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
@@ -125,6 +126,9 @@ class FakeInputs:
 
     def state_checks(self) -> dict[str, Any]:
         return self.checks
+
+    def reference(self) -> dict[str, Any] | None:
+        return self.reference_check
 
     def provenance(self) -> dict[str, Any]:
         return {"made_by": "tests"}

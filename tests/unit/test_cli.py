@@ -336,6 +336,50 @@ def test_a_server_is_compared_with_the_capture(score, capture, world, tmp_path):
     assert "p1 from token 6 on" in found.headline
 
 
+@pytest.mark.allow_hosts("127.0.0.1")
+def test_text_from_a_server(score, capture, world, tmp_path):
+    """The server differs from the target on the first token of every prompt."""
+    from serving import FaultyServer
+
+    from dflash_diag.bundle import Capture
+
+    own = Capture.load(capture)
+    texts = {}
+    for i, prompt in enumerate(own.prompts):
+        tokens = own.tokens(i).tolist()
+        p = prompt.n_prompt_tokens
+        texts[tuple(tokens[:p])] = [(tokens[p] + 1) % tiny_world.VOCABULARY, *tokens[p + 1 :]]
+    with FaultyServer("sglang", lambda prompt, n: texts[tuple(prompt)][:n]) as server:
+        named = {"server": server.url.replace("//", "//me:hush@")}
+        code, out, err = score(**named, **{"fail-on": "fail"})
+    assert code == 1, err
+    written = [p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()]
+    assert not [content for content in written if b"hush" in content]
+    # The server is gone, and the same command still answers from what is kept.
+    assert score(**named)[:2] == (0, out)
+    result = json.loads((tmp_path / "out/results/target.reference/result.json").read_text())
+    assert (result["verdict"], result["params"]["n_from_start"]) == ("FAIL", 3)
+    lossless = json.loads((tmp_path / "out/results/target.lossless/result.json").read_text())
+    assert lossless["params"]["n_prompts"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"server": "localhost:8000"}, "--server"),
+        ({"server": "http://127.0.0.1:9", "server-timeout": 0}, "--server-timeout 0"),
+        ({"server": "http://127.0.0.1:9", "server-timeout": "inf"}, "--server-timeout inf"),
+        ({"server": "http://127.0.0.1:9", "target": None}, "--target"),
+        ({"server": "http://127.0.0.1:9", "capture": "somewhere"}, "both --capture and --server"),
+    ],
+)
+def test_a_server_that_cannot_be_asked(score, options, said):
+    code, _, err = score(**options)
+    assert code == 2
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
 def test_a_capture_made_by_other_code(score, capture, world, tmp_path):
     import torch
     from safetensors.torch import save_file

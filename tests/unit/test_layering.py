@@ -29,6 +29,7 @@ LAYERS = [
         "proposals",
         "references",
         "scoring",
+        "servers",
         "targets",
         "tensorfile",
     },
