@@ -26,7 +26,12 @@ class Example:
         ("prompts/general.jsonl", 14),
     )
     """Files, and how many prompts are taken from the start of each."""
-    against: tuple[str, ...] = ("torch/bfloat16",)
+    against: tuple[str, ...] = (
+        "zoo/captures/h200-fla-bfloat16",
+        "zoo/captures/h200-torch-bfloat16",
+        "zoo/captures/h200-fla-float32",
+        "torch/bfloat16",
+    )
     """What the captured states are compared with: captures, or backends with a dtype."""
     max_new_tokens: int = 64
     """G at which at most 30 % of the lines of the median completion are repeated."""

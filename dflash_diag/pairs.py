@@ -7,7 +7,7 @@ and accepted tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,32 +24,48 @@ if TYPE_CHECKING:
     from dflash_diag.targets import Target
 
 
-def shared_prompts(a: Capture, b: Capture) -> list[tuple[int, int]]:
-    """Indices of the prompts that both captures hold, by id.
+class Pair(NamedTuple):
+    """One prompt that two captures hold."""
+
+    a: int
+    """Its index in a."""
+    b: int
+    """Its index in b."""
+    n_tokens: int
+    """Leading tokens that are the same; states beyond them are of another text."""
+    same: bool
+    """Whether all tokens are."""
+
+
+def shared_prompts(a: Capture, b: Capture) -> list[Pair]:
+    """The prompts that both captures hold, by id.
+
+    Continuations may part, as greedy decoding does at a near-tie; prompts may not.
 
     Raises
     ------
     CaptureError
-        They have no prompt in common, or hold other tokens for one.
+        They have no prompt in common, or another one under the same id.
     """
     theirs = {p.id: i for i, p in enumerate(b.prompts)}
-    pairs = [(i, theirs[p.id]) for i, p in enumerate(a.prompts) if p.id in theirs]
-    if not pairs:
-        raise CaptureError(f"{a.path} and {b.path} have no prompt in common", "the same ids")
-    for i, j in pairs:
-        ours, other = a.tokens(i).tolist(), b.tokens(j).tolist()
-        if ours != other:
-            at = next(
-                (t for t, (x, y) in enumerate(zip(ours, other, strict=False)) if x != y), None
-            )
-            at = min(len(ours), len(other)) if at is None else at
+    found = []
+    for i, prompt in enumerate(a.prompts):
+        if prompt.id not in theirs:
+            continue
+        ours, other = a.tokens(i).tolist(), b.tokens(theirs[prompt.id]).tolist()
+        both = zip(ours, other, strict=False)
+        n = next((t for t, (x, y) in enumerate(both) if x != y), min(len(ours), len(other)))
+        if n < prompt.n_prompt_tokens:
             raise CaptureError(
-                f"{a.path} and {b.path} hold different tokens for prompt {a.prompts[i].id!r} "
-                f"(from position {at} on)",
+                f"{a.path} and {b.path} hold different tokens for prompt {prompt.id!r} "
+                f"(from position {n} on)",
                 "captures of the same tokens",
                 f"capture one of them again with --like {b.path}",
             )
-    return pairs
+        found.append(Pair(i, theirs[prompt.id], n, ours == other))
+    if not found:
+        raise CaptureError(f"{a.path} and {b.path} have no prompt in common", "the same ids")
+    return found
 
 
 def layer_deviations(
@@ -69,11 +85,13 @@ def layer_deviations(
         In layer order, the numbers of `Deviation` with ``layer``, ``module`` (the layer's output)
         and the largest difference's place as ``max_abs_prompt`` and ``max_abs_token``.
     """
-    pairs = shared_prompts(a, b)
     found: dict[int, Deviation] = {}
-    for i, j in pairs:
+    for i, j, n_tokens, _ in shared_prompts(a, b):
         ours, theirs = a.rows(i), b.rows(j)
         rows = torch.tensor(sorted(set(ours.tolist()) & set(theirs.tolist())))
+        rows = rows[rows < n_tokens]
+        if not len(rows):
+            continue
         in_a, in_b = torch.searchsorted(ours, rows), torch.searchsorted(theirs, rows)
         for layer in sorted(set(a.layers(i)) & set(b.layers(j))):
             part = found.setdefault(layer, Deviation()).add(
@@ -83,6 +101,8 @@ def layer_deviations(
                 positions=rows,
             )
             each({"prompt": a.prompts[i].id, "layer": layer, "n_tokens": len(rows), **part})
+    if not found:
+        raise CaptureError(f"{a.path} and {b.path} have no position of one layer in common")
     return [
         _placed({"layer": layer, "module": OUTPUT, **one.to_json()}, a)
         for layer, one in sorted(found.items())
@@ -148,10 +168,10 @@ def target_flips(a: Capture, b: Capture) -> list[dict[str, Any]]:
     """
     precision = max((_dtype(c) for c in (a, b)), key=lambda name: ROUNDING[name])
     rows = []
-    for i, j in shared_prompts(a, b):
+    for i, j, n_tokens, _ in shared_prompts(a, b):
         ours, theirs = a.positions(i), b.positions(j)
         both = ours.merge(theirs, on="position", suffixes=("_a", "_b"))
-        both = both[both["position"] >= a.prompts[i].n_prompt_tokens - 1]
+        both = both[both["position"].between(a.prompts[i].n_prompt_tokens - 1, n_tokens - 1)]
         for row in both.itertuples(index=False):
             flipped = int(row.top_ids_a[0]) != int(row.top_ids_b[0])
             noise = 2 * ROUNDING[precision] * max(abs(row.top_logit_a), abs(row.top_logit_b))

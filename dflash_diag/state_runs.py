@@ -149,11 +149,19 @@ class StateRun:
         run = self._run
         if DRAFTER not in run.roles:
             raise Skip("No drafter was given (--drafter), so the cost in tokens is unknown.")
+        from dflash_diag.pairs import shared_prompts
+
         capture = self.capture(name)
         if run.capture.thinned or capture.thinned:
             raise Skip(
                 "A capture that keeps only some positions cannot be scored, so the cost in tokens "
                 "is unknown."
+            )
+        parted = [pair for pair in shared_prompts(run.capture, capture) if not pair.same]
+        if parted:
+            raise Skip(
+                f"{len(parted)} continuations differ (capture --like gives the same tokens), so "
+                "the cost in tokens is unknown."
             )
         lacking = set(run.convention(DRAFTER).taps) - set(capture.layer_ids)
         if lacking:
@@ -197,7 +205,7 @@ class StateRun:
         for row in deviations:
             row["kind"] = kinds[row["layer"]] if 0 <= row["layer"] < len(kinds) else None
         floor, note = self._layer_floor(other)
-        modules, why = self._modules(other)
+        modules, why = self._modules(name, other)
         comparable = not (run.capture.foreign or other.foreign)
         return {
             "layers": with_floor(deviations, floor),
@@ -231,7 +239,7 @@ class StateRun:
         if not run.config.target:
             return None, "Noise floor: assumed, a relative RMS of 0.01 (give --target to measure)."
         from dflash_diag.localization import noise_variants
-        from dflash_diag.modules import Variant
+        from dflash_diag.modules import Variant, computed_as
         from dflash_diag.pairs import layer_floor
 
         ours, theirs = self._variants(other)
@@ -245,10 +253,12 @@ class StateRun:
             if pair in self._floors:
                 return self._floors[pair], said
             try:
-                with progress(2 * len(sequences), "noise floor", unit="forward") as stage:
-                    found = layer_floor(run.target, pair, sequences, tick=stage.update)
+                with computed_as(run.target, pair[1]):
+                    pass
             except BadInput:
                 continue  # that backend cannot be used here
+            with progress(2 * len(sequences), "noise floor", unit="forward") as stage:
+                found = layer_floor(run.target, pair, sequences, tick=stage.update)
             self._floors[pair] = found
             return found, said
         return None, "Noise floor: assumed, a relative RMS of 0.01 (it cannot be measured here)."
@@ -262,11 +272,13 @@ class StateRun:
             return run.config.prompt
         return run.capture.prompts[0].id
 
-    def _modules(self, other: Capture) -> tuple[list[dict[str, Any]], str]:
+    def _modules(self, name: str, other: Capture) -> tuple[list[dict[str, Any]], str]:
         """The comparison module by module, or why there is none."""
         run = self._run
         if not run.config.target:
             return [], "Modules are compared on a live target only (--target)."
+        if self.sides[name].is_capture and not all(s.is_capture for s in self.sides.values()):
+            return [], "Its modules are not in the capture; those of the sides computed here are."
         from dflash_diag.localization import compare_modules
 
         ours, theirs = self._variants(other)

@@ -19,10 +19,21 @@ NO_FLIPS = "the target's choices are unknown"
 
 
 def judge(result: Result) -> Judgement:
-    """The worst side decides; by the change of tau, or by flips of more than rounding."""
-    found = [_side(result, name) for name in result.params["sides"]]
+    """The worst side decides; by the change of tau, or by flips of more than rounding.
+
+    A side whose cost is unknown and whose flips are rounding says nothing beside one that is known.
+    """
+    names = list(result.params["sides"])
+    known = [n for n in names if f"delta_tau {n}" in result.estimates or _flips(result, n)]
+    found = [_side(result, name) for name in known or names]
     verdict = worst(one.verdict for one in found)
     return next(one for one in found if one.verdict is verdict)
+
+
+def _flips(result: Result, name: str) -> bool:
+    """Whether more choices flip by more than rounding than may."""
+    side = result.params["sides"][name]
+    return bool(side["n_decisive"] > FEW * side["n_positions"])
 
 
 def _side(result: Result, name: str) -> Judgement:
@@ -34,7 +45,7 @@ def _side(result: Result, name: str) -> Judgement:
     what = "" if delta is None else f"{name}: tau changes by {signed(delta)}"
     if lo > HARMLESS or hi < -HARMLESS:
         return Judgement(Verdict.FAIL, what)
-    if side["n_decisive"] > FEW * side["n_positions"]:
+    if _flips(result, name):
         why = f"{name}: {side['n_decisive']} choices of the target flip by more than rounding"
         return Judgement(Verdict.WARN, why)
     if lo >= -HARMLESS and hi <= HARMLESS:
