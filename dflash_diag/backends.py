@@ -190,6 +190,11 @@ class Backend:
         words.append("causal-conv1d" if self.convolution == "causal-conv1d" else "")
         return "+".join(filter(None, words))
 
+    @property
+    def wish(self) -> str:
+        """Words that ask for the same again."""
+        return "torch" if self.linear == "none" else str(self)
+
     def to_json(self) -> dict[str, Any]:
         """As recorded in captures."""
         return {

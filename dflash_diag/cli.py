@@ -88,7 +88,8 @@ CaptureDir = Annotated[
 Against = Annotated[
     str,
     _option(
-        "Compare with this: a capture of the same tokens, or BACKEND/DTYPE (torch/bfloat16).",
+        "Compare states with this: a capture of the same tokens, or BACKEND/DTYPE, such as "
+        "torch/bfloat16; several are separated by commas.",
         metavar="DIR|BACKEND/DTYPE",
         panel=INPUTS,
     ),
@@ -311,7 +312,7 @@ Examples:
 
   dflash-diag divergence --target ./target --prompts p.jsonl --backend fla --against torch/float32
 
-  dflash-diag divergence --capture dump.safetensors --target ./target --against torch/float32
+  dflash-diag divergence --capture dump.pt --target ./target --against torch/float32
 """
 )
 def divergence(
@@ -375,6 +376,8 @@ def report_verb(
     prompts: Prompts = "",
     max_new_tokens: NewTokens = 0,
     capture: CaptureDir = "",
+    against: Against = "",
+    prompt: OnePrompt = "",
     overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
     served_output: ServedOutput = "",
     server: ServerUrl = "",

@@ -231,7 +231,7 @@ class StateRun:
         from dflash_diag.modules import Variant
 
         dtype = str(target.dtype).removeprefix("torch.")
-        return Variant(str(target.backend) or "torch", dtype)
+        return Variant(target.backend.wish, dtype)
 
     def _layer_floor(self, other: Capture) -> tuple[Mapping[Any, Any] | None, str]:
         """The noise floor of the layers, and how it was come by."""
@@ -246,7 +246,7 @@ class StateRun:
         low, high = noise_variants(ours, theirs)
         sequences = [run.capture.tokens(i).tolist() for i in range(len(run.capture))]
         sequences = sequences[:FLOOR_PROMPTS]
-        own = run.target.backend.requested
+        own = run.target.backend.wish
         for backend in dict.fromkeys((theirs.backend, own)):
             pair = Variant(backend, low.dtype), Variant(backend, high.dtype)
             said = f"Noise floor: {pair[0]} against {pair[1]}, over {len(sequences)} prompts."

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from dflash_diag import diagnostics
+from dflash_diag import diagnostics, localization
 from dflash_diag.config import RunConfig
+from dflash_diag.divergence import first_above
 from dflash_diag.hidden_states import EMBEDDING, find_parts, recorded
-from dflash_diag.modules import Variant
+from dflash_diag.modules import Variant, computed_as
 from dflash_diag.pairs import layer_floor
 from dflash_diag.results import Verdict
 from dflash_diag.runs import Run
@@ -123,8 +126,6 @@ def test_a_fault_in_captured_states_is_named(fault, tmp_path, folder, target):
 
 
 def _matches(pattern, text):
-    import re
-
     assert re.search(pattern, text), text
     return True
 
@@ -276,29 +277,22 @@ def test_a_healthy_pair_of_computations_is_not_flagged(dtype, against, tmp_path,
     assert len(results["hidden.modules"].frame) > 60
 
 
-def test_a_module_that_computes_something_else_is_the_first_named(folder):
-    """A norm with the wrong epsilon in one layer, on one side only."""
-    from dflash_diag.divergence import first_above
-    from dflash_diag.localization import compare_modules
-    from dflash_diag.modules import computed_as
-
+def test_a_module_that_computes_something_else_is_the_first_named(folder, monkeypatch):
+    """A norm that scales differently in one layer, on one side only."""
     target = load_target(folder, backend="torch")
     norm = find_parts(target.model).layers[2].post_attention_layernorm
-
-    def faulty(_module, _args, output):
-        return output * 1.1 if target_is_recurrent() else None
-
-    def target_is_recurrent():
-        from dflash_diag.backends import calls
-
-        return any(
-            "recurrent" in path and n for path, n in calls(target.parts).items()
-        ) and not any("chunk" in path and n for path, n in calls(target.parts).items())
-
-    handle = norm.register_forward_hook(faulty)
     a, b = Variant.parse("torch+recurrent/float32"), Variant.parse("torch/float32")
-    rows = compare_modules(target, a, b, TOKENS.tolist())
-    handle.remove()
+
+    @contextmanager
+    def faulty(one, variant):
+        factor = 1.1 if variant == a else 1.0
+        handle = norm.register_forward_hook(lambda _m, _a, output: output * factor)
+        with computed_as(one, variant) as live:
+            yield live
+        handle.remove()
+
+    monkeypatch.setattr(localization, "computed_as", faulty)
+    rows = localization.compare_modules(target, a, b, TOKENS.tolist())
     first = first_above(rows)
     assert (first["layer"], first["module"]) == (2, "post_attention_layernorm")
     assert first["origin"] == "created"
@@ -306,5 +300,16 @@ def test_a_module_that_computes_something_else_is_the_first_named(folder):
     last = next(r for r in rows if (r["layer"], r["module"]) == (3, "output"))
     assert last["rel_rms"] > last["floor"]
     assert last["local_times_floor"] < 1
-    with computed_as(target, b) as live:
-        assert str(live.backend) == "torch"
+
+
+def test_weights_are_as_they_were_after_another_dtype(folder):
+    target = load_target(folder, backend="torch")
+    before = {name: p.detach().clone() for name, p in target.model.named_parameters()}
+    for variant in ("torch/bfloat16", "torch+recurrent/float16", "torch/float32"):
+        with computed_as(target, Variant.parse(variant)) as live:
+            assert str(live.dtype) == f"torch.{variant.partition('/')[2]}"
+            rotary = live.model.model.rotary_emb.inv_freq
+            assert rotary.dtype is torch.float32
+    for name, parameter in target.model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.dtype is torch.float32
