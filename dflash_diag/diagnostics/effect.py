@@ -21,10 +21,14 @@ NO_FLIPS = "the target's choices are unknown"
 def judge(result: Result) -> Judgement:
     """The worst side decides; by the change of tau, or by flips of more than rounding.
 
-    A side whose cost is unknown and whose flips are rounding says nothing beside one that is known.
+    A side of unknown cost that differs by rounding alone says nothing beside one that is known.
     """
     names = list(result.params["sides"])
-    known = [n for n in names if f"delta_tau {n}" in result.estimates or _flips(result, n)]
+    known = [
+        name
+        for name, side in result.params["sides"].items()
+        if f"delta_tau {name}" in result.estimates or side.get("above") or _flips(result, name)
+    ]
     found = [_side(result, name) for name in known or names]
     verdict = worst(one.verdict for one in found)
     return next(one for one in found if one.verdict is verdict)
@@ -61,7 +65,7 @@ def _side(result: Result, name: str) -> Judgement:
     question="What does the difference of hidden states cost in accepted tokens?",
     page="03_hidden_state_divergence",
     judge=judge,
-    version=2,
+    version=3,
 )
 def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """Flipped choices with their margins, flipped drafts, and the paired change of tau.
@@ -81,7 +85,8 @@ def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     rows, sides, notes, said = [], {}, [], []
     estimates: dict[str, Estimate] = {}
     for name in inputs.sides():
-        flips = pd.DataFrame(inputs.divergence(name)["flips"])
+        compared = inputs.divergence(name)
+        flips = pd.DataFrame(compared["flips"])
         if len(flips):
             by_prompt = flips.groupby("prompt", sort=False)["flipped"]
             share = stats.ratio(by_prompt.sum(), by_prompt.count(), "share")
@@ -91,6 +96,7 @@ def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
             rows.append(flips[flips["flipped"]].assign(side=name)[COLUMNS])
         decisive = int(flips["decisive"].sum()) if len(flips) else 0
         sides[name] = {
+            "above": any(row["above"] for row in compared["layers"]),
             "n_positions": len(flips),
             "n_flips": int(flips["flipped"].sum()) if len(flips) else 0,
             "n_decisive": decisive,

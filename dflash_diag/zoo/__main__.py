@@ -34,7 +34,10 @@ class Stage(StrEnum):
 def main(
     work: Annotated[Path, typer.Option(help="Where stages keep what they made.")] = Path("out/zoo"),
     out: Annotated[Path | None, typer.Option(help="Where it goes; data/zoo by default.")] = None,
-    stage: Annotated[list[Stage] | None, typer.Option(help="Only these; all by default.")] = None,
+    stage: Annotated[
+        list[Stage] | None,
+        typer.Option(help="Only these; all by default, captures only on a GPU."),
+    ] = None,
     size: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "full",
     seconds: Annotated[
         float | None, typer.Option(help="Fit each target's training to so much time.")
@@ -45,7 +48,8 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     plan = SIZES[size]()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    wanted = stage or list(Stage)
+    # Captures of a CPU would replace those of a GPU, which are what they are kept for.
+    wanted = stage or [s for s in Stage if s is not Stage.CAPTURES or device.startswith("cuda")]
     work.mkdir(parents=True, exist_ok=True)
     if Stage.CORPUS in wanted and not (work / "corpus.json").exists():
         corpus.build(work, _prompt_texts())

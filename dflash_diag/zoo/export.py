@@ -55,7 +55,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
         "files": {
             path.relative_to(folder).as_posix(): storage.sha256_file(path)
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != example.MANIFEST
+            if path.is_file() and path != folder / example.MANIFEST
         },
     }
     storage.write_json(folder / example.MANIFEST, manifest)

@@ -115,10 +115,15 @@ def test_the_effect_is_judged_by_tau_and_by_flips(flipped, scored, verdict, word
 
 
 def test_one_harmless_side_does_not_speak_for_a_side_of_unknown_cost():
-    side = fake_states.comparison(fake_states.layer_rows({}), flips=fake_states.flip_rows(N, {}))
-    found = CATALOGUE["hidden.effect"](inputs({"a": side, "b": side}, {"a": same()}))
+    flips = fake_states.flip_rows(N, {})
+    noise = fake_states.comparison(fake_states.layer_rows({}), flips=flips)
+    above = fake_states.comparison(fake_states.layer_rows(ABOVE), flips=flips)
+    found = CATALOGUE["hidden.effect"](inputs({"a": noise, "b": above}, {"a": same()}))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.params["judged"].startswith("b: ")
+    # One that is rounding alone need not be known.
+    found = CATALOGUE["hidden.effect"](inputs({"a": noise, "b": noise}, {"a": same()}))
+    assert found.verdict is Verdict.PASS
 
 
 def test_the_first_module_is_named_with_where_its_error_comes_from():
