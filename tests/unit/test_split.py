@@ -28,8 +28,9 @@ PROMPTS = [Prompt(id="a", prompt_ids=(5, 9, 200, 31)), Prompt(id="b", prompt_ids
 def folder(request, tmp_path_factory):
     """A tied hybrid target, and an untied one with full attention."""
     model = request.getfixturevalue(f"{request.param}_model")
-    model.save_pretrained(tmp_path_factory.mktemp(request.param) / "target")
-    return tmp_path_factory.getbasetemp() / f"{request.param}0" / "target"
+    path = tmp_path_factory.mktemp(request.param) / "target"
+    model.save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="module")
