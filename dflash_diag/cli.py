@@ -312,7 +312,7 @@ Examples:
 
   dflash-diag divergence --target ./target --prompts p.jsonl --backend fla --against torch/float32
 
-  dflash-diag divergence --capture dump.pt --target ./target --against torch/float32
+  dflash-diag divergence --capture dump.pt --target ./target
 """
 )
 def divergence(
@@ -339,10 +339,13 @@ def divergence(
     The states of --capture (or of --target on --prompts) are held against another capture, or
     against another backend or dtype of the live target. The noise floor is the same code in low
     precision against itself in float32. The verdict is noise, harmless difference or cause; with
-    --drafter it rests on the accepted tokens. Captures by other code are audited on the way.
+    --drafter it rests on the accepted tokens. Captures by other code are audited on the way; with
+    --capture and --target alone, the capture is held against the live target in float32.
     """
     from dflash_diag import runs, state_runs, storage, views
 
+    if capture and target and not against:
+        against = "auto/float32"  # the live target as exactly as it can be computed here
     config, refused = _config(locals()), runs.fail_on(fail_on)
     run = runs.Run.open(config, needs_drafter=False)
     with run.alone():
