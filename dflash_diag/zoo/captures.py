@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from dflash_diag.errors import BadInput
 from dflash_diag.example import EXAMPLE, MANIFEST
 from dflash_diag.modules import Variant, computed_as
 from dflash_diag.prompts import read_prompts
+from dflash_diag.results import Result
 from dflash_diag.runs import Run
 from dflash_diag.state_runs import RESULTS
 from dflash_diag.targets import load_target
@@ -110,5 +112,15 @@ def _compare(work: Path, zoo: Path, stage: Path, device: str) -> None:
     )
     run = Run.open(config)
     for id_ in RESULTS:
-        run.result(id_).save(stage / "results" / id_)
+        _portable(run.result(id_)).save(stage / "results" / id_)
     log.info("%s", divergence_text(run))
+
+
+def _portable(result: Result) -> Result:
+    """A result without the folders of this machine; hashes say what lay in them."""
+    content = dict(result.provenance["content"])
+    given = content["parameters"]["given"]
+    kept = {k: v for k, v in given.items() if k not in ("target", "drafter", "prompts", "out")}
+    content["parameters"] = {**content["parameters"], "given": kept}
+    provenance = {**result.provenance, "content": content, "key": storage.content_key(content)}
+    return replace(result, provenance=provenance, frame=result.frame)

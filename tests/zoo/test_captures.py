@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dflash_diag.bundle import Capture
@@ -29,6 +31,11 @@ def floor(hybrid_capture):
     tokens = [hybrid_capture.tokens(i).tolist() for i in range(3)]
     pair = Variant("torch", "bfloat16"), Variant("torch", "float32")
     return layer_floor(target, pair, tokens)
+
+
+def test_they_name_no_folder_of_the_machine_that_made_them():
+    for file in FOLDER.rglob("*.json"):
+        assert not re.search(r'"/\w', file.read_text()), file
 
 
 def test_they_are_small_and_all_there():
