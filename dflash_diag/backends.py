@@ -32,7 +32,6 @@ from dflash_diag.hidden_states import TargetParts, input_device, text_config
 LINEAR = ("auto", "fla", "torch")
 FORMS = ("chunked", "recurrent")
 CONVOLUTIONS = ("causal-conv1d", "torch-conv")
-WORDS = (*LINEAR, *FORMS, *CONVOLUTIONS)
 
 
 class Package(NamedTuple):
@@ -239,12 +238,12 @@ def choose_backend(model: nn.Module, parts: TargetParts, requested: str = "auto"
             "transformers 5.15 or later, with kernels chosen at import",
             "pip install 'transformers>=5.15'",
         )
-    obstacle = ""
+    obstacle, install = "", _INSTALL_FLA
     for linear, convolution in _candidates(wish):
         try:
             functions = _functions(switches, linear, convolution, wish.form, input_device(model))
         except _Unavailable as error:
-            obstacle = str(error)
+            obstacle, install = str(error), error.install
             continue
         unbind = bind(parts, functions)
         problem = probe(model) or _not_called(model, functions)
@@ -258,13 +257,8 @@ def choose_backend(model: nn.Module, parts: TargetParts, requested: str = "auto"
         unbind()
     if wish.linear == "torch" and wish.convolution != "causal-conv1d":
         raise BadInput(f"the target does not run on the torch backend: {obstacle}")
-    do = f"{_install(obstacle)} on a machine with a GPU, or use --backend torch"
+    do = f"{install} on a machine with a GPU, or use --backend torch"
     raise BadInput(f"--backend {wish}: {obstacle}", "kernels that run", do)
-
-
-def _install(obstacle: str) -> str:
-    """The command that may remove an obstacle."""
-    return _INSTALL_CONV if "causal_conv1d" in obstacle else _INSTALL_FLA
 
 
 def has_linear_attention(model: nn.Module) -> bool:
@@ -317,6 +311,10 @@ def _candidates(wish: Wish) -> list[tuple[str, str]]:
 class _Unavailable(Exception):
     """A kernel that cannot be used here; its text is the reason."""
 
+    def __init__(self, reason: str, install: str) -> None:
+        super().__init__(reason)
+        self.install = install
+
 
 def _functions(
     switches: list[Switch],
@@ -332,14 +330,16 @@ def _functions(
         # A form that was asked for serves every length: both switches take the same arguments.
         source = switch if switch.is_convolution or form is None else by_form[form]
         fast = (convolution if switch.is_convolution else linear) in ("fla", "causal-conv1d")
+        package = KERNELS.get(source.name)
+        install = package.install if package else _INSTALL_FLA
         if fast and not _runs_kernels(device):
             where = f"the target is on the {device.type}, where Triton kernels cannot run"
-            raise _Unavailable(where)
+            raise _Unavailable(where, install)
         try:
             code = source.kernel() if fast else source.reference
         except Exception as error:  # a package may fail in any way when it is imported
-            package = KERNELS[source.name].module if source.name in KERNELS else "the kernel"
-            raise _Unavailable(f"{package} cannot be imported ({error})") from error
+            name = package.module if package else "the kernel"
+            raise _Unavailable(f"{name} cannot be imported ({error})", install) from error
         made.append(Counted(switch, code, packs=fast))
     return made
 
@@ -446,37 +446,6 @@ def _not_called(model: nn.Module, functions: list[Counted]) -> str | None:
             what = "convolution" if kind else "recurrence"
             return f"the chosen {what} ran {made} times instead of {expected}"
     return None
-
-
-def available(model: nn.Module, parts: TargetParts) -> list[dict[str, Any]]:
-    """Every backend, and whether this machine runs this model on it; the binding stays as it is.
-
-    Returns
-    -------
-    list
-        ``{"backend", "runs", "why", "install"}``, one a combination of recurrence and convolution.
-    """
-    switches = find_switches(parts)
-    before = _BOUND.get(parts.layers)
-    rows = []
-    for linear, convolution in _candidates(Wish()) if has_linear_attention(model) else []:
-        try:
-            functions = _functions(switches, linear, convolution, None, input_device(model))
-            bind(parts, functions)
-            why = probe(model) or _not_called(model, functions)
-        except _Unavailable as error:
-            why = str(error)
-        rows.append(
-            {
-                "backend": f"{linear}+{convolution}",
-                "runs": why is None,
-                "why": why or "",
-                "install": _install(why) if why else "",
-            }
-        )
-    if before is not None:
-        bind(parts, before.functions)
-    return rows
 
 
 def _versions() -> dict[str, str | None]:

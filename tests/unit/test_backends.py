@@ -252,24 +252,6 @@ def test_layers_that_get_round_the_chosen_functions_are_noticed(new_hybrid, monk
         wrap_target(model)
 
 
-def test_what_this_machine_can_run(new_hybrid, full_model):
-    target = wrap_target(new_hybrid(), backend="torch+recurrent")
-    rows = backends.available(target.model, target.parts)
-    assert [(r["backend"], r["runs"]) for r in rows] == [
-        ("fla+causal-conv1d", False),
-        ("fla+torch-conv", False),
-        ("torch+torch-conv", True),
-    ]
-    assert "cpu" in rows[0]["why"]
-    assert "pip install" in rows[0]["install"]
-    # Asking changed nothing.
-    before = calls(target.parts)
-    target.logits(IDS)
-    used = {k.rpartition(".")[2] for k, n in calls(target.parts).items() if n > before[k]}
-    assert used == {"torch_recurrent_gated_delta_rule", "causal_conv1d_fn"}
-    assert backends.available(full_model, find_parts(full_model)) == []
-
-
 def test_packed_sequences_are_refused(new_hybrid):
     target = wrap_target(new_hybrid())
     with pytest.raises(ValueError, match="cannot keep packed sequences apart"):
