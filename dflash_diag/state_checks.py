@@ -32,6 +32,8 @@ CHUNK_LENGTHS = (63, 64, 65)
 """Around the 64 tokens that the chunked recurrence takes at a time."""
 CHECK_TOKENS = 96
 """Length of the sequence on which the target is examined: a chunk and a half."""
+FEWEST_TOKENS = 3 * PADS
+"""Shorter sequences leave nothing of a third, or of what padding is taken from."""
 
 Rows = list[dict[str, Any]]
 States = dict[int, Tensor]
@@ -93,7 +95,7 @@ class TargetRunner:
                 seq_idx=order.int()[None].to(self.target.device),
             )
         except ValueError as error:
-            raise Unsupported(str(error)) from error
+            raise Unsupported(f"the {self.target.backend} backend: {error}") from error
 
     def decoded(self, ids: Tensor, n_prefill: int) -> States:
         cache = self.target.caches.new()
@@ -178,10 +180,19 @@ def check_packing(runner: Runner, ids: Sequence[int], floor: Floor) -> Rows:
 
 
 def check_chunks(runner: Runner, ids: Sequence[int], floor: Floor) -> Rows:
-    """Sequences of 63, 64 and 65 tokens against the same tokens inside a longer one."""
+    """Sequences of 63, 64 and 65 tokens against the same tokens inside a longer one.
+
+    Raises
+    ------
+    Unsupported
+        There are not that many tokens.
+    """
     whole = _row(runner.plain(torch.tensor([list(ids)])), 0)
+    lengths = [n for n in CHUNK_LENGTHS if n < len(ids)]
+    if not lengths:
+        raise Unsupported(f"the capture's {len(ids)} tokens fill no chunk of 64")
     found: Rows = []
-    for length in (n for n in CHUNK_LENGTHS if n < len(ids)):
+    for length in lengths:
         part = _row(runner.plain(torch.tensor([list(ids[:length])])), 0)
         same = {layer: value[:length] for layer, value in whole.items()}
         found += _compared(f"{length} tokens", part, same, floor)
@@ -368,10 +379,18 @@ def _by_place(floor: Floor) -> Callable[[Place], float]:
 
 
 def check_sequence(capture: Capture, n_tokens: int = CHECK_TOKENS) -> list[int]:
-    """Tokens on which to examine the target: the capture's own, one prompt after the other."""
+    """Tokens on which to examine the target: the capture's own, one prompt after the other.
+
+    Raises
+    ------
+    Unsupported
+        There are fewer than twelve, too few to be split, padded and packed.
+    """
     found: list[int] = []
     for i in range(len(capture)):
         found += capture.tokens(i).tolist()
         if len(found) >= n_tokens:
             break
+    if len(found) < FEWEST_TOKENS:
+        raise Unsupported(f"the capture holds {len(found)} tokens, and {FEWEST_TOKENS} are needed")
     return found[:n_tokens]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -303,7 +303,7 @@ class StateRun:
 
     def _check(self) -> dict[str, Any]:
         from dflash_diag import state_checks
-        from dflash_diag.state_checks import TARGET_CHECKS, Unsupported, check_sequence
+        from dflash_diag.state_checks import TARGET_CHECKS, check_sequence
 
         run, capture = self._run, self._run.capture
         found: dict[str, Any] = {"hidden.rows": state_checks.check_rows(capture)}
@@ -320,14 +320,12 @@ class StateRun:
             found["hidden.identity"] = state_checks.check_identity(
                 capture, target, floor, tick=stage.update
             )
-        ids = check_sequence(capture)
         runner = state_checks.TargetRunner(target)
         with progress(len(TARGET_CHECKS), "target's states", unit="check") as stage:
             for name, check in TARGET_CHECKS.items():
-                try:
-                    found[name] = check(runner, ids, floor)
-                except Unsupported as error:
-                    found[name] = f"The {target.backend} backend cannot do it: {error}."
+                found[name] = self._or_why(
+                    partial(lambda c: c(runner, check_sequence(capture), floor), check)
+                )
                 stage.update()
         return {**found, "floor_note": note}
 
@@ -338,7 +336,7 @@ class StateRun:
         try:
             return check()
         except Unsupported as error:
-            return f"Not possible: {error}."
+            return f"Not possible here: {error}."
 
     def _choices(self, i: int) -> tuple[Any, Any]:
         """The target's best ids and margins at the captured rows of prompt ``i``."""

@@ -313,3 +313,28 @@ def test_weights_are_as_they_were_after_another_dtype(folder):
     for name, parameter in target.model.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("n", "skipped"),
+    [
+        (8, {"hidden.batch", "hidden.padding", "hidden.packing", "hidden.chunks", "hidden.decode"}),
+        (40, {"hidden.packing", "hidden.chunks"}),
+    ],
+)
+def test_a_short_capture_skips_what_it_is_too_short_for(n, skipped, tmp_path, folder, target):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(f'{{"id": "a", "prompt_ids": {TOKENS[: n - 3].tolist()}}}\n')
+    config = RunConfig(
+        target=str(folder),
+        prompts=str(prompts),
+        max_new_tokens=3,
+        backend="torch",
+        out=str(tmp_path / "run"),
+        draws=200,
+    )
+    run = Run.open(config, needs_drafter=False)
+    results = {one: run.result(one) for one in CHECKS if not one.startswith("hidden.div")}
+    left_out = {name for name, r in results.items() if r.verdict is Verdict.SKIPPED}
+    assert left_out == skipped | {"hidden.modules"}
+    assert all(r.verdict in FINE for r in results.values())
