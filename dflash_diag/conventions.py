@@ -56,6 +56,12 @@ class Convention:
     """``strict``: context rows p < a, the serving rule. ``inclusive``: p <= a."""
     in_block: tuple[str, ...] = field(metadata=_allow("bidirectional", "causal"))
     """Which slots of its own block a slot sees, for each draft layer."""
+    other_blocks: Literal["hidden", "later", "all"] = field(
+        default="hidden", metadata=_allow("hidden", "later", "all")
+    )
+    """Slots of other blocks of the same pass that a slot sees: none; those of blocks whose anchor
+    comes later; or every one. Serving has one block a pass, so anything but ``hidden`` is a leak; it is scored
+    with all anchors of a prompt in one pass."""
     window: tuple[int | None, ...]
     """Sliding window in tokens for each draft layer; None is full attention."""
     window_rule: Literal["slot", "anchor"] = field(
@@ -64,6 +70,9 @@ class Convention:
     """``slot``: row p is visible to slot k while (a+k) - p < W. ``anchor``: while p >= a - W."""
     label_layout: Literal["same", "next"] = field(default="same", metadata=_allow("same", "next"))
     """``same``: slots 1..B-1 predict a+k. ``next``: slots 0..B-1 predict a+k+1."""
+    label_offset: int = 0
+    """Added to the position that each slot predicts. Only a training fault makes it other than 0:
+    serving has no use for a slot that predicts another token than its layout says."""
     position_offset: int = 0
     """Added to the positions a+k of the block's slots; 0 puts slot 0 at the anchor."""
     rope_theta: float
@@ -74,10 +83,14 @@ class Convention:
     rope_scaling: str | None = None
     """RoPE scaling parameters as canonical JSON, or None."""
     mask_token_id: int
-    feature_norm: bool = True
-    """Whether ``hidden_norm`` follows ``fc``."""
-    final_norm: bool = True
-    """Whether ``norm`` precedes the head."""
+    feature_norm: Literal["once", "skipped", "twice"] = field(
+        default="once", metadata=_allow("once", "skipped", "twice")
+    )
+    """How often ``hidden_norm`` follows ``fc``."""
+    final_norm: Literal["once", "skipped", "twice"] = field(
+        default="once", metadata=_allow("once", "skipped", "twice")
+    )
+    """How often ``norm`` precedes the head."""
     norm_style: Literal["plain", "one_plus"] = field(
         default="plain", metadata=_allow("plain", "one_plus")
     )
@@ -103,6 +116,11 @@ class Convention:
         if not self.layer_ids:
             raise BadInput("layer_ids is empty", "at least one tapped layer")
         _check_numbers(self)
+        if abs(self.label_offset) >= self.block_size:
+            raise BadInput(
+                f"label_offset is {self.label_offset}",
+                f"less than the {self.block_size} slots of a block, either way",
+            )
         for spec in dataclasses.fields(self):
             allowed: tuple[str, ...] = spec.metadata.get("allowed", ())
             value = getattr(self, spec.name)
@@ -224,6 +242,8 @@ def _check_numbers(convention: Convention) -> None:
 
 
 _PER_LAYER = ("in_block", "window")
+_WORDS = {"true": "once", "false": "skipped"}
+"""What an answer of yes or no means for a norm."""
 
 
 def _parse(name: str, text: str, old: Any) -> Any:
@@ -239,6 +259,8 @@ def _parse(name: str, text: str, old: Any) -> Any:
             return tuple(int(p) for p in text.strip("[]()").split(","))
         if name == "rope_scaling":
             return None if _is_none(text) else json.dumps(json.loads(text), sort_keys=True)
+        if name in ("feature_norm", "final_norm"):
+            return _WORDS.get(text.lower(), text)
         if str(kind) == "bool":
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
         if str(kind) == "int":

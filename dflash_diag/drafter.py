@@ -221,11 +221,11 @@ class Drafter(nn.Module):
         width = self.fc.in_features // self.shape.n_taps
         apart = tuple(states.shape[-2:]) == (self.shape.n_taps, width)
         projected = self.fc(states.flatten(-2) if apart else states)
-        return self.hidden_norm(projected) if self.convention.feature_norm else projected
+        return _times(self.convention.feature_norm, self.hidden_norm, projected)
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """What the target's head reads."""
-        return self.norm(hidden) if self.convention.final_norm else hidden
+        return _times(self.convention.final_norm, self.norm, hidden)
 
     def forward(
         self,
@@ -323,6 +323,13 @@ class Drafter(nn.Module):
             own = (*layer.self_attn.keys_values(x, table, rows), inside)
             hidden = layer.finish(hidden, shared_attention(q, (k, v, visible), own))
         return self.head_input(hidden)
+
+
+def _times(how_often: str, norm: nn.Module, x: Tensor) -> Tensor:
+    """``x`` normed once, twice, or not at all."""
+    for _ in range({"skipped": 0, "once": 1, "twice": 2}[how_often]):
+        x = norm(x)
+    return x
 
 
 def shared_attention(

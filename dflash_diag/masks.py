@@ -68,7 +68,7 @@ def training_mask(
     *,
     bound: str = "strict",
     in_block: str = "bidirectional",
-    later_blocks_leak: bool = False,
+    other_blocks: str = "hidden",
     window: int | None = None,
     window_rule: str = "slot",
 ) -> Tensor:
@@ -78,9 +78,10 @@ def training_mask(
     ----------
     anchors
         [N, A] anchor positions of N sequences.
-    later_blocks_leak
-        A fault seen in trainers: a slot of block i also sees every slot of the blocks whose anchor
-        comes later, whose clean anchor tokens are labels of block i.
+    other_blocks
+        Anything but ``hidden`` is a fault seen in trainers. ``later``: a slot of block i also sees
+        every slot of the blocks whose anchor comes later, whose clean anchor tokens are labels of
+        block i. ``all``: of every block.
 
     Returns
     -------
@@ -97,7 +98,8 @@ def training_mask(
     blocks = (same_block[:, None, :, None] & own[None, :, None, :]).expand(
         n, n_anchors, block_size, n_anchors, block_size
     )
-    if later_blocks_leak:
+    if other_blocks != "hidden":
         later = anchors[:, :, None] < anchors[:, None, :]
-        blocks = blocks | later[:, :, None, :, None]
+        shown = later if other_blocks == "later" else later | later.mT
+        blocks = blocks | shown[:, :, None, :, None]
     return torch.cat([context, blocks.reshape(n, slots, slots)], dim=-1)

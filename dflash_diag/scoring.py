@@ -20,14 +20,13 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor
-from torch.nn import functional as F
 
+from dflash_diag.blocks import context_rows, draft_blocks
 from dflash_diag.bundle import Capture, CapturedPrompt
 from dflash_diag.conventions import Convention
 from dflash_diag.decoding import DrafterProposer
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput, CaptureError
-from dflash_diag.masks import block_visible, context_visible
 from dflash_diag.progress import progress
 from dflash_diag.proposals import SLICE_BYTES, Proposal, Proposed, make_proposal
 from dflash_diag.storage import StrPath, atomic_write, read_json, write_json
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCHEMA = "dflash_diag.scores/1"
-ANCHORS_AT_ONCE = 256
-"""Blocks in one pass: bounds the attention scores that are held."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,11 +206,12 @@ def score(
         )
     borrowed = _Borrowed.of(capture, drafter, slice_bytes)
     d = drafter.convention.n_proposed
+    needed = d + max(0, drafter.convention.label_offset)
     scored: list[tuple[CapturedPrompt, Tensor, Tensor, Proposed]] = []
     unscored: list[dict[str, Any]] = []
     with progress(len(capture.prompts), "score", unit="prompt", silent=silent) as stage:
         for index, prompt in enumerate(capture.prompts):
-            if prompt.n_generated > d:
+            if prompt.n_generated > needed:
                 scored.append((prompt, *_score_prompt(capture, index, drafter, borrowed)))
             else:
                 reason = f"{prompt.n_generated} generated tokens hold no block of {d} proposals"
@@ -221,8 +219,8 @@ def score(
             stage.update()
     if not scored:
         raise BadInput(
-            f"none of {len(capture.prompts)} prompts has more than {d} generated tokens",
-            f"a continuation longer than the {d} tokens of a block",
+            f"none of {len(capture.prompts)} prompts has more than {needed} generated tokens",
+            f"a continuation longer than the {needed} tokens that a block predicts",
             "capture with a larger --max-new-tokens",
         )
     return _assemble(scored, unscored, drafter.convention, provenance or {})
@@ -265,10 +263,12 @@ def _score_prompt(
     how, prompt = drafter.convention, capture.prompts[index]
     device, dtype = drafter.fc.weight.device, drafter.fc.weight.dtype
     tokens = capture.tokens(index).to(device)
-    first, count = prompt.n_prompt_tokens, prompt.n_generated - how.n_proposed
+    ahead = torch.arange(1, how.n_proposed + 1, device=device) + how.label_offset
+    first = prompt.n_prompt_tokens
+    count = prompt.n_generated - how.n_proposed - max(0, how.label_offset)
     anchors = torch.arange(first, first + count, device=device)
     # Rows that no anchor may see are not even projected.
-    n_context = int(anchors[-1]) + (1 if how.context_bound == "inclusive" else 0)
+    n_context = context_rows(how.context_bound, int(anchors[-1]))
     states = capture.states(index, how.taps)[:n_context].to(device)
     if not states.isfinite().all():
         raise CaptureError(
@@ -277,65 +277,10 @@ def _score_prompt(
     if how.last_layer_normed and borrowed.last_layer in how.taps:
         at = how.taps.index(borrowed.last_layer)
         states[:, at] = capture.final_norm(states[:, at])
-    rows = torch.arange(n_context, device=device)
-    context = drafter.context(drafter.features(states.to(dtype)), rows)
-    labels = tokens[anchors[:, None] + torch.arange(1, how.n_proposed + 1, device=device)]
-    parts = [
-        _propose(drafter, borrowed, tokens, part, context, labels[part - first])
-        for part in anchors.split(ANCHORS_AT_ONCE)
-    ]
-    return anchors, labels, _joined(parts)
-
-
-def _propose(
-    drafter: Drafter,
-    borrowed: _Borrowed,
-    tokens: Tensor,
-    anchors: Tensor,
-    context: list[tuple[Tensor, Tensor]],
-    labels: Tensor,
-) -> Proposed:
-    """Blocks of some anchors [A] in one pass."""
-    how = drafter.convention
-    slots = torch.arange(how.block_size, device=anchors.device)
-    # The anchors' tokens, each in its own row, and last the mask token for all other slots.
-    noise = borrowed.embedding[F.pad(tokens[anchors], (0, 1), value=how.mask_token_id)]
-    rows = torch.full((len(anchors), how.block_size), len(anchors), device=anchors.device)
-    rows[:, 0] = torch.arange(len(anchors), device=anchors.device)
-    if how.embedding_scale != 1.0:
-        noise = noise * how.embedding_scale
-    n_context = len(context[0][0])
-    seen = {
-        window: context_visible(
-            anchors,
-            n_context,
-            how.block_size if window is not None else 1,  # without a window all slots see the same
-            bound=how.context_bound,
-            window=window,
-            window_rule=how.window_rule,
-        )
-        for window in set(how.window)
-    }
-    hidden = drafter.blocks(
-        noise,
-        rows,
-        anchors[:, None] + slots + how.position_offset,
-        context,
-        [seen[window] for window in how.window],
-        [
-            block_visible(how.block_size, in_block=inside, window=window, device=anchors.device)
-            for inside, window in zip(how.in_block, how.window, strict=True)
-        ],
-    )
-    first = how.first_slot
-    return borrowed.proposal.score(
-        hidden[:, first : first + how.n_proposed], tokens[anchors], labels
-    )
-
-
-def _joined(parts: list[Proposed]) -> Proposed:
-    names = ("ids", "rank", "label_logprob", "topk_ids", "topk_logprobs")
-    return Proposed(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
+    features = drafter.features(states.to(dtype))
+    labels = tokens[anchors[:, None] + ahead]
+    hidden = draft_blocks(drafter, borrowed.embedding, tokens, anchors, features)
+    return anchors, labels, borrowed.proposal.score(hidden, tokens[anchors], labels)
 
 
 def _assemble(

@@ -261,7 +261,7 @@ def view(world: World, batch: Batch, plan: DrafterRecipe, seed: int) -> View:
             plan.block_size,
             bound=plan.context_bound,
             in_block=plan.in_block,
-            later_blocks_leak=plan.later_blocks_leak,
+            other_blocks="later" if plan.later_blocks_leak else "hidden",
         ),
         labels=labels,
         teacher=teacher,

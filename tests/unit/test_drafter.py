@@ -157,7 +157,7 @@ def test_masks_by_hand():
     by_anchor = context_visible(torch.tensor([3]), 4, 2, window=2, window_rule="anchor")
     assert by_anchor.int().tolist() == [[[0, 1, 1, 0], [0, 1, 1, 0]]]
     assert block_visible(3, in_block="causal").int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    leak = training_mask(torch.tensor([[1, 2]]), 2, 2, later_blocks_leak=True)[0, :, 2:]
+    leak = training_mask(torch.tensor([[1, 2]]), 2, 2, other_blocks="later")[0, :, 2:]
     assert leak.int().tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]
 
 

@@ -28,6 +28,7 @@ LAYERS = [
         "state_checks",
         "proposals",
         "references",
+        "blocks",
         "scoring",
         "servers",
         "targets",

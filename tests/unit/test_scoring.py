@@ -119,7 +119,7 @@ def test_other_readings_give_other_numbers(capture):
 
 def test_slices_and_anchor_batches_change_nothing(capture, monkeypatch):
     whole = score(capture, make_drafter(), silent=True)
-    monkeypatch.setattr("dflash_diag.scoring.ANCHORS_AT_ONCE", 3)
+    monkeypatch.setattr("dflash_diag.blocks.ANCHORS_AT_ONCE", 3)
     sliced = score(capture, make_drafter(), slice_bytes=4 * 320 * 7, silent=True)
     np.testing.assert_array_equal(whole.proposed, sliced.proposed)
     np.testing.assert_array_equal(whole.rank, sliced.rank)
