@@ -60,8 +60,8 @@ class Convention:
         default="hidden", metadata=_allow("hidden", "later", "all")
     )
     """Slots of other blocks of the same pass that a slot sees: none; those of blocks whose anchor
-    comes later; or every one. Serving has one block a pass, so anything but ``hidden`` is a leak; it is scored
-    with all anchors of a prompt in one pass."""
+    comes later; or every one. Serving has one block a pass, so anything but ``hidden`` is a leak;
+    it is scored with all anchors of a prompt in one pass."""
     window: tuple[int | None, ...]
     """Sliding window in tokens for each draft layer; None is full attention."""
     window_rule: Literal["slot", "anchor"] = field(
