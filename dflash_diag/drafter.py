@@ -211,6 +211,13 @@ class Drafter(nn.Module):
         )
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps, one_plus=one_plus)
 
+    def under(self, convention: Convention) -> Drafter:
+        """The same weights, shared, under another reading."""
+        with torch.device("meta"):
+            other = Drafter(self.shape, convention)
+        other.load_state_dict(self.state_dict(), assign=True)
+        return other.requires_grad_(False).eval()
+
     @property
     def stack(self) -> list[DrafterLayer]:
         """The layers, first to last."""

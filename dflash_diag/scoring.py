@@ -204,7 +204,7 @@ def score(
             "the states of every position",
             "capture again without keep_rows",
         )
-    borrowed = _Borrowed.of(capture, drafter, slice_bytes)
+    borrowed = Borrowed.of(capture, drafter, slice_bytes)
     d = drafter.convention.n_proposed
     needed = d + max(0, drafter.convention.label_offset)
     scored: list[tuple[CapturedPrompt, Tensor, Tensor, Proposed]] = []
@@ -228,7 +228,7 @@ def score(
 
 def proposer(capture: Capture, drafter: Drafter) -> DrafterProposer:
     """The drafter as the decoding loop wants it, with the target's parts from the capture."""
-    borrowed = _Borrowed.of(capture, drafter, SLICE_BYTES)
+    borrowed = Borrowed.of(capture, drafter, SLICE_BYTES)
     none = torch.zeros(1, dtype=torch.long)
     return DrafterProposer(
         drafter,
@@ -239,7 +239,7 @@ def proposer(capture: Capture, drafter: Drafter) -> DrafterProposer:
 
 
 @dataclass(frozen=True, eq=False)
-class _Borrowed:
+class Borrowed:
     """What a drafter takes from its target."""
 
     embedding: Tensor
@@ -247,7 +247,7 @@ class _Borrowed:
     last_layer: int
 
     @classmethod
-    def of(cls, capture: Capture, drafter: Drafter, slice_bytes: int) -> _Borrowed:
+    def of(cls, capture: Capture, drafter: Drafter, slice_bytes: int) -> Borrowed:
         weight = drafter.fc.weight
         head = capture.head.to(weight.device, weight.dtype)
         tied = capture.head is capture.embedding
@@ -257,7 +257,7 @@ class _Borrowed:
 
 
 def _score_prompt(
-    capture: Capture, index: int, drafter: Drafter, borrowed: _Borrowed
+    capture: Capture, index: int, drafter: Drafter, borrowed: Borrowed
 ) -> tuple[Tensor, Tensor, Proposed]:
     """Anchors [A], labels [A, D] and proposals of one prompt."""
     how, prompt = drafter.convention, capture.prompts[index]
@@ -269,18 +269,32 @@ def _score_prompt(
     anchors = torch.arange(first, first + count, device=device)
     # Rows that no anchor may see are not even projected.
     n_context = context_rows(how.context_bound, int(anchors[-1]))
-    states = capture.states(index, how.taps)[:n_context].to(device)
-    if not states.isfinite().all():
-        raise CaptureError(
-            f"{capture.path}: states of prompt {prompt.id!r} are not finite", "finite states"
-        )
-    if how.last_layer_normed and borrowed.last_layer in how.taps:
-        at = how.taps.index(borrowed.last_layer)
-        states[:, at] = capture.final_norm(states[:, at])
-    features = drafter.features(states.to(dtype))
+    states = tapped_states(capture, index, how)[:n_context]
+    features = drafter.features(states.to(device, dtype))
     labels = tokens[anchors[:, None] + ahead]
     hidden = draft_blocks(drafter, borrowed.embedding, tokens, anchors, features)
     return anchors, labels, borrowed.proposal.score(hidden, tokens[anchors], labels)
+
+
+def tapped_states(capture: Capture, index: int, how: Convention) -> Tensor:
+    """States [T, K, H] of one prompt as a convention reads them.
+
+    Raises
+    ------
+    CaptureError
+        A tapped layer is lacking, or a state is not finite.
+    """
+    states = capture.states(index, how.taps)
+    if not states.isfinite().all():
+        name = capture.prompts[index].id
+        raise CaptureError(
+            f"{capture.path}: states of prompt {name!r} are not finite", "finite states"
+        )
+    last = int(capture.target_facts.get("n_layers") or 0) - 1
+    if how.last_layer_normed and last in how.taps:
+        at = how.taps.index(last)
+        states[:, at] = capture.final_norm(states[:, at])
+    return states
 
 
 def _assemble(
