@@ -167,28 +167,25 @@ class StateBrowser:
 
         side, layer, prompt = self.worst()
         menus = {
-            "side": self._menu("against", self.sides, side),
-            "layer": self._menu("layer", self.layers(side), layer),
-            "prompt": self._menu("prompt", self.prompts(side), prompt),
+            "side": _menu("against", self.sides, side),
+            "layer": _menu("layer", self.layers(side), layer),
+            "prompt": _menu("prompt", self.prompts(side), prompt),
         }
-        shown = ipywidgets.HTML(self.html(side, layer, prompt))
+        # As a flex box, which it is by default, it would grow with its tables and be cut off.
+        shown = ipywidgets.HTML(self.html(side, layer, prompt), layout={"display": "block"})
 
         def choose(change: Mapping[str, Any]) -> None:
-            if change["owner"] is menus["side"]:
-                for name, offered in (("layer", self.layers), ("prompt", self.prompts)):
-                    _offer(menus[name], offered(change["new"]))
-            values = {name: menu.value for name, menu in menus.items()}
-            shown.value = self.html(**values)
+            # Another side may offer others: the menus follow one by one, the view is sent once.
+            with shown.hold_sync():
+                if change["owner"] is menus["side"]:
+                    for name, offered in (("layer", self.layers), ("prompt", self.prompts)):
+                        _offer(menus[name], offered(change["new"]))
+                shown.value = self.html(**{name: menu.value for name, menu in menus.items()})
 
         for menu in menus.values():
             menu.observe(choose, "value")
-        return ipywidgets.VBox([*menus.values(), shown])
-
-    @staticmethod
-    def _menu(label: str, options: Sequence[Any], value: Any) -> Any:
-        import ipywidgets
-
-        return ipywidgets.Dropdown(options=options, value=value, description=label)
+        rows = [ipywidgets.HBox([menu, _step(menu, -1), _step(menu, 1)]) for menu in menus.values()]
+        return ipywidgets.VBox([*rows, shown])
 
     def __repr__(self) -> str:
         return f"StateBrowser against {', '.join(self.sides) or 'nothing'}"
@@ -201,12 +198,49 @@ class StateBrowser:
         return {**live, **bundle}
 
 
-def _offer(menu: Any, options: Sequence[Any]) -> None:
+def _menu(label: str, values: Sequence[Any], value: Any) -> Any:
+    import ipywidgets
+
+    # As wide as the names of most prompts; less where the window is narrow.
+    layout = {"width": "auto", "min_width": "0", "flex": "0 1 36em"}
+    return ipywidgets.Dropdown(
+        options=_options(values), value=value, description=label, layout=layout
+    )
+
+
+def _step(menu: Any, by: int) -> Any:
+    """A button that goes one option up or down and stops at the ends.
+
+    JupyterLab keeps the arrow keys of a closed menu for itself and moves to another cell; Enter on
+    a button reaches it.
+    """
+    import ipywidgets
+
+    sign, which = ("↑", "previous") if by < 0 else ("↓", "next")
+    layout = {"width": "auto", "flex": "none"}
+    button = ipywidgets.Button(
+        description=sign, tooltip=f"{menu.description}: {which}", layout=layout
+    )
+
+    def step(_: Any) -> None:
+        menu.index = min(max(menu.index + by, 0), len(menu.options) - 1)
+
+    button.on_click(step)
+    return button
+
+
+def _options(values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """What a menu says for each value."""
+    return [("Embedding" if value == -1 else str(value), value) for value in values]
+
+
+def _offer(menu: Any, values: Sequence[Any]) -> None:
     """Change a menu's options and keep what was chosen where it is still offered."""
-    if list(menu.options) != list(options):
+    options = _options(values)
+    if list(menu.options) != options:
         kept = menu.value
         menu.options = options
-        if kept in options:
+        if kept in values:
             menu.value = kept
 
 
@@ -255,19 +289,23 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> 
         for row in rows
     )
     return (
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
+        f'<div class="wide"><table><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
 # Shades of the text's own colour, so that dark and light themes both show them.
 _STYLE = """<style>
+.states { line-height: 1.4; }
+.states .wide { overflow-x: auto; }
 .states table { border-collapse: collapse; margin: 0.6em 0; text-align: left; }
 .states caption { text-align: left; opacity: 0.8; }
-.states td, .states th { padding: 0.1em 1.1em 0.1em 0; white-space: nowrap; }
+.states td, .states th { padding: 0.1em 1.1em 0.1em 0; vertical-align: bottom; }
 .states td.num, .states th.num { text-align: right; }
+.states td.num { white-space: nowrap; }
 .states pre { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6; }
 .states .rest { opacity: 0.6; }
 .states .flip { font-weight: bold; text-decoration: underline double; }
 .states .tie { text-decoration: underline dotted; }
+@media print { .states .wide { overflow: visible; } }
 </style>"""

@@ -231,12 +231,47 @@ def test_flips_are_marked_by_a_sign_and_modules_in_words(browser):
 
 def test_menus_change_what_is_shown_and_stay_within_what_a_side_has(browser):
     widget = browser.widget()
-    *menus, shown = widget.children
-    side, layer, prompt = menus
+    *rows, shown = widget.children
+    side, layer, prompt = menus = [row.children[0] for row in rows]
     assert [menu.description for menu in menus] == ["against", "layer", "prompt"]
     side.value, layer.value, prompt.value = "fla/bfloat16", 2, "p03"
     assert shown.value == browser.html("fla/bfloat16", 2, "p03")
-    assert list(prompt.options) == [f"p{i:02d}" for i in range(N)]
+    assert [value for _, value in prompt.options] == [f"p{i:02d}" for i in range(N)]
+
+
+def test_buttons_step_through_a_menu_and_stop_at_its_ends(browser):
+    *rows, shown = browser.widget().children
+    layer, up, down = rows[1].children
+    assert layer.options[0] == ("Embedding", -1)
+    layer.value = 0
+    up.click()
+    assert layer.value == -1
+    up.click()
+    assert layer.value == -1
+    down.click()
+    assert layer.value == 0
+    side, _, prompt = (row.children[0].value for row in rows)
+    assert shown.value == browser.html(side, 0, prompt)
+    layer.index = len(layer.options) - 1
+    down.click()
+    assert layer.index == len(layer.options) - 1
+
+
+def test_a_side_with_other_layers_and_prompts_is_sent_once(browser):
+    found = browser.comparison("torch/bfloat16")
+    found["layers"] = [row for row in found["layers"] if row["layer"] < 2]
+    found["prompts"] = [
+        row for row in found["prompts"] if row["layer"] < 2 and row["prompt"] != "p00"
+    ]
+    *rows, shown = browser.widget().children
+    side, layer, prompt = (row.children[0] for row in rows)
+    assert (layer.value, prompt.value) == (3, "p00")
+    sent = []
+    shown.send_state = lambda key: sent.append(key)
+    side.value = "torch/bfloat16"
+    assert (layer.value, prompt.value) == (-1, "p01")
+    assert shown.value == browser.html("torch/bfloat16", -1, "p01")
+    assert len(sent) == 1
 
 
 def test_the_bundle_is_both_live_and_static(browser):
