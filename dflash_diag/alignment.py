@@ -57,7 +57,7 @@ NO_GAIN = 0.05
 """Tokens a round: a cause whose gain is certainly below this is excluded (the project's design)."""
 LEVEL = 0.05
 """Chance of naming any cause where there is none, over all readings tried."""
-SCREENED = 16
+SCREENED = 10
 """Anchors a prompt on which a reading is tried first."""
 ALWAYS_WHOLE = frozenset({"position.block_offset"})
 """Causes whose readings are scored on every anchor, because their curve is shown."""

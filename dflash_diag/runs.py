@@ -207,6 +207,7 @@ class Run:
         self._results: dict[str, Result] = {}
         self._metrics: dict[str, dict[str, Any]] = {}
         self._scores: dict[str, Scores] = {}
+        self._alignment: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
         names = " beside ".join(self.name(role) for role in self.roles)
@@ -414,7 +415,7 @@ class Run:
         """Scores of one drafter on another capture of the target."""
         from dflash_diag.scoring import Scores
 
-        folder = self.out / "scores" / self._score_key(role, self.digest_of(capture))[:12]
+        folder = self.out / "scores" / self.score_key(role, self.digest_of(capture))[:12]
         if not folder.is_dir():
             with storage.staged_dir(folder) as stage:
                 self._score(capture, role).save(stage)
@@ -425,9 +426,10 @@ class Run:
         from dflash_diag.scoring import score
 
         Capture.load(capture.path, target=self.config.target or None)
-        return score(capture, self._drafter(role))
+        return score(capture, self.drafter(role))
 
-    def _drafter(self, role: str) -> Drafter:
+    def drafter(self, role: str) -> Drafter:
+        """A drafter, loaded under its convention."""
         import torch
 
         from dflash_diag.checkpoints import load_drafter
@@ -439,7 +441,8 @@ class Run:
             self.checkpoint(role), self.convention(role), dtype=dtype, device=device
         )
 
-    def _score_key(self, role: str, digest: str = "") -> str:
+    def score_key(self, role: str, digest: str = "") -> str:
+        """What the scores of a drafter depend on."""
         return storage.content_key(
             "scores/1",
             digest or self.capture_digest,
@@ -500,7 +503,7 @@ class Run:
 
     @cached_property
     def _lossless(self) -> Mapping[str, Any]:
-        key = storage.content_key("lossless/2", self._score_key(DRAFTER), self.config.backend)
+        key = storage.content_key("lossless/2", self.score_key(DRAFTER), self.config.backend)
         path = self.out / "lossless" / f"{key[:12]}.json"
         if not path.is_file():
             storage.write_json(path, self._check_lossless())
@@ -517,7 +520,7 @@ class Run:
         with progress(len(known), "lossless check", unit="prompt") as stage:
             found = check_lossless(
                 self.target,
-                proposer(capture, self._drafter(DRAFTER)),
+                proposer(capture, self.drafter(DRAFTER)),
                 known,
                 g,
                 tick=stage.update,
@@ -565,6 +568,15 @@ class Run:
 
     def state_checks(self) -> Mapping[str, Any]:
         return self.states.checks()
+
+    def alignment(self) -> Mapping[str, Any]:
+        from dflash_diag.alignment_runs import alignment_of
+
+        if DRAFTER not in self.roles:
+            raise Skip("No drafter was given, so there is no convention to look for (--drafter).")
+        if not self._alignment:
+            self._alignment = alignment_of(self, DRAFTER)
+        return self._alignment
 
     def continuations(self) -> list[Continuation]:
         capture = self.capture
@@ -638,7 +650,7 @@ class Run:
         return storage.content_key(
             id,
             diagnostics.get(id).version,
-            [[role, self.name(role), self._score_key(role)] for role in self.roles],
+            [[role, self.name(role), self.score_key(role)] for role in self.roles],
             self.config.target,
             self.config.served_output,
             self.config.against,

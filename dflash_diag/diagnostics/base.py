@@ -92,6 +92,9 @@ class Inputs(Protocol):
     def state_checks(self) -> Mapping[str, Any]:
         """Rows of the hidden-state audit by diagnostic id; a text where a check was skipped."""
 
+    def alignment(self) -> Mapping[str, Any]:
+        """Readings tried, causes found, positions, density; raises `Skip` without a drafter."""
+
     def reference(self) -> Mapping[str, Any] | None:
         """What became of a server's continuations; None where they are the target's own."""
 

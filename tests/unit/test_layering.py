@@ -15,7 +15,17 @@ PACKAGE = Path(__file__).parents[2] / "dflash_diag"
 # for all that is in it.
 LAYERS = [
     {"errors", "paths", "progress", "results", "stats", "storage"},
-    {"conventions", "masks", "metrics", "prompts", "provenance", "published", "trees"},
+    {
+        "causes",
+        "conventions",
+        "masks",
+        "metrics",
+        "prompts",
+        "provenance",
+        "published",
+        "readings",
+        "trees",
+    },
     {"example"},
     {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "divergence", "drafter"}
     | {
@@ -28,14 +38,18 @@ LAYERS = [
         "state_checks",
         "proposals",
         "references",
+        "alignment",
         "blocks",
+        "findings",
+        "positions",
+        "sweeps",
         "scoring",
         "servers",
         "targets",
         "tensorfile",
     },
     {"diagnostics"},
-    {"compare", "config", "doctor", "runs", "state_runs", "training_audit"},
+    {"alignment_runs", "compare", "config", "doctor", "runs", "state_runs", "training_audit"},
     {"history", "plotting", "report", "views", "widgets"},
     {"cli"},
 ]

@@ -1,0 +1,133 @@
+"""What a run measures about the convention of its drafter, kept in the run's folder.
+
+::
+
+    OUT/alignment/KEY.json    readings that were tried, findings, positions, density
+
+Nothing here decides anything; see `alignment` for the method and `findings` for the causes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dflash_diag import storage
+from dflash_diag.alignment import align, surroundings
+from dflash_diag.blocks import context_rows
+from dflash_diag.findings import alignment_json
+from dflash_diag.positions import BLOCKS, Block, pair_energies, phase_errors, shift_checks
+from dflash_diag.progress import progress
+from dflash_diag.proposals import SLICE_BYTES
+from dflash_diag.readings import OFFSETS
+from dflash_diag.scoring import Borrowed, tapped_states
+from dflash_diag.sweeps import Sweep
+
+if TYPE_CHECKING:
+    from dflash_diag.runs import Run
+
+VERSION = "alignment/1"
+DENSITIES = (4, 8, 16, 32)
+"""Anchors in one pass; trainers draw 24 to 512 a sequence."""
+DENSITY_PROMPTS = 12
+
+
+def alignment_of(run: Run, role: str) -> Mapping[str, Any]:
+    """Everything about one drafter's convention, computed if it is not there."""
+    key = storage.content_key(VERSION, run.score_key(role), run.seed, run.draws)
+    path = run.out / "alignment" / f"{key[:12]}.json"
+    if not path.is_file():
+        storage.write_json(path, _measure(run, role))
+    found: Mapping[str, Any] = storage.read_json(path)
+    return found
+
+
+def _measure(run: Run, role: str) -> dict[str, Any]:
+    drafter = run.drafter(role)
+    with progress(itertools.count(), f"readings of {run.name(role)}", unit="reading") as stage:
+        sweep = Sweep(run.capture, drafter, tick=stage.update)
+        around = surroundings(
+            run.capture, run.checkpoint(role), drafter, special_ids=_special_ids(run.config.target)
+        )
+        found = align(sweep, around, seed=run.seed, draws=run.draws)
+        made = alignment_json(found)
+        made["positions"] = positions(sweep)
+        made["density"] = density(sweep)
+    return storage.plain(made)
+
+
+def _special_ids(target: str) -> list[int]:
+    """Special tokens of the target's tokenizer, where its folder is at hand."""
+    from dflash_diag.targets import load_tokenizer
+
+    if not target or not Path(target).is_dir():
+        return []
+    tokenizer = load_tokenizer(target)
+    return sorted(tokenizer.all_special_ids) if tokenizer is not None else []
+
+
+def positions(sweep: Sweep) -> dict[str, Any]:
+    """Phase error of each slot by offset, and the shifts that must change nothing."""
+    drafter, blocks = sweep.drafter, real_blocks(sweep)
+    offsets = sorted({0, *OFFSETS})
+    errors = phase_errors(drafter, pair_energies(drafter, blocks), offsets)
+    return {
+        "offsets": offsets,
+        "phase_degrees": [[round(float(x), 3) for x in row] for row in errors],
+        "shifts": shift_checks(drafter, blocks),
+    }
+
+
+@torch.inference_mode()
+def real_blocks(sweep: Sweep, count: int = BLOCKS) -> list[Block]:
+    """Blocks in the middle of the first prompts' continuations."""
+    drafter, capture = sweep.drafter, sweep.capture
+    how, weight = drafter.convention, drafter.fc.weight
+    embedding = Borrowed.of(capture, drafter, SLICE_BYTES).embedding
+    made = []
+    for index in sweep.rows[:count]:
+        prompt, tokens = capture.prompts[index], capture.tokens(index)
+        anchor = prompt.n_prompt_tokens + (prompt.n_generated - how.n_proposed) // 2
+        ids = torch.full((how.block_size,), how.mask_token_id)
+        ids[0] = tokens[anchor]
+        states = tapped_states(capture, index, how)[: context_rows(how.context_bound, anchor)]
+        features = drafter.features(states.to(weight.device, weight.dtype))
+        noise = embedding[ids.to(embedding.device)] * how.embedding_scale
+        made.append(Block(anchor, noise, features))
+    return made
+
+
+def density(sweep: Sweep) -> list[dict[str, Any]]:
+    """Slot accuracy when blocks of one pass see one another, by the number of anchors in a pass.
+
+    Serving has one block a pass. Weights that learned to look at other blocks gain with every
+    further one; others lose, or do not care.
+    """
+    kept = sweep.rows
+    sweep.rows = kept[:DENSITY_PROMPTS]
+    rows = []
+    try:
+        for others in ("hidden", "later", "all"):
+            how = sweep.drafter.convention.override([f"other_blocks={others}"])
+            for together in DENSITIES if others != "hidden" else (None,):
+                hits = sweep.hits(how, together=together)
+                by_prompt = [right.mean() for right in hits.right]
+                rows.append(
+                    {
+                        "other_blocks": others,
+                        "anchors": together or 1,
+                        "accuracy": float(np.mean(by_prompt)),
+                        "tau_uniform": float(
+                            np.concatenate([r.cumprod(1).sum(1) + 1 for r in hits.right]).mean()
+                        ),
+                        "n_prompts": len(by_prompt),
+                    }
+                )
+    finally:
+        sweep.rows = kept
+    return rows
