@@ -33,6 +33,7 @@ LAYERS = [
         "servers",
         "targets",
         "tensorfile",
+        "variants",
     },
     {"diagnostics"},
     {"compare", "config", "doctor", "runs", "state_runs", "training_audit"},
