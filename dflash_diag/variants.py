@@ -99,8 +99,9 @@ class MarkovHead(nn.Module):
     """A bias on a slot's logits from the token before it (DSpark): W2 f(W1[token], hidden state).
 
     ``vanilla`` takes W1's row as it is, ``gated`` scales it by a gate computed from the slot's
-    hidden state, ``rnn`` carries a state along the block, which starts at zero at the first slot
-    that proposes.
+    hidden state, ``rnn`` carries a state along the block. The state is zero before the first slot
+    that proposes, as where drafters are served (SGLang); in the same-slot layout ``speculators``
+    trains it one slot earlier, from the anchor's.
     """
 
     def __init__(self, shape: MarkovShape, hidden_size: int) -> None:
