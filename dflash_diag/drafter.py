@@ -4,7 +4,7 @@ One forward drafts a whole block. The tapped states of committed tokens are conc
 by ``fc`` and normed; every layer turns these *features* into extra keys and values (they are never
 added to the residual stream). The block itself is the anchor's embedding followed by mask tokens.
 Architecture: arXiv 2602.06036; tensor names are those of z-lab's checkpoints. The parts that some
-drafters have beside it are in `dflash_diag.variants`.
+drafters have beside it are in `dflash_diag.additions`.
 
 Shapes use N sequences, T context rows, A anchors, B block size, S = A*B slots, H hidden size,
 K tapped layers, h heads, g key/value heads, d head width.
@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash_diag.conventions import Convention
-from dflash_diag.variants import (
+from dflash_diag.additions import (
     BlockConvolution,
     CandidateSelector,
     ConvolutionShape,
@@ -31,6 +30,7 @@ from dflash_diag.variants import (
     MarkovShape,
     SelectorShape,
 )
+from dflash_diag.conventions import Convention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class DrafterShape:
     """Tokens of its own embedding; 0 if it borrows the target's."""
     head_rows: int = 0
     """Tokens of its own head, V_d; 0 if it borrows the target's."""
+    has_map: bool = False
+    """Whether its vocabulary has a map to the target's (``d2t``)."""
 
 
 class RMSNorm(nn.Module):
@@ -256,8 +258,8 @@ class Drafter(nn.Module):
         size, rows = shape.hidden_size, shape.head_rows
         self.embed_tokens = nn.Embedding(n, size) if (n := shape.embedding_rows) else None
         self.lm_head = nn.Linear(size, rows, bias=False) if rows else None
-        mapped = rows and convention.vocabulary_map != "none"
-        self.register_buffer("d2t", torch.zeros(rows, dtype=torch.long) if mapped else None)
+        d2t = torch.zeros(rows, dtype=torch.long) if shape.has_map else None
+        self.register_buffer("d2t", d2t)
         self.markov_head = MarkovHead(shape.markov, size) if shape.markov else None
         self.candidate_selector = (
             CandidateSelector(shape.selector, size) if shape.selector else None

@@ -19,10 +19,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dflash_diag.additions import CandidateSelector, MarkovHead
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput
-from dflash_diag.variants import CandidateSelector, MarkovHead
 
 STORED = 64
 """Candidates a slot that are kept: enough for every tree of up to 64 nodes."""

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dflash_diag.additions import ConvolutionShape, MarkovShape, SelectorShape
 from dflash_diag.checkpoints.auditing import TensorProblem, audit
 from dflash_diag.checkpoints.facts import TargetFacts
 from dflash_diag.checkpoints.reading import Checkpoint
@@ -19,7 +20,6 @@ from dflash_diag.checkpoints.zlab import draft_value
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.errors import CheckpointError
-from dflash_diag.variants import ConvolutionShape, MarkovShape, SelectorShape
 
 DEFAULT_CANDIDATES = 16
 """``selector_top_k`` where the configuration lacks it, as in ``speculators``."""
@@ -69,6 +69,7 @@ def drafter_shape(checkpoint: Checkpoint, convention: Convention) -> DrafterShap
         head_rows=_rows(checkpoint, "lm_head.weight", hidden, "head=own")
         if convention.head == "own"
         else 0,
+        has_map=convention.head == "own" and convention.vocabulary_map != "none",
     )
 
 

@@ -15,11 +15,11 @@ from dflash.model import DFlash2DraftModel
 from torch import Tensor
 from transformers import Qwen3Config
 
+from dflash_diag.additions import ConvolutionShape, MarkovShape, SelectorShape
 from dflash_diag.blocks import draft_blocks
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.proposals import make_proposal
-from dflash_diag.variants import ConvolutionShape, MarkovShape, SelectorShape
 
 HIDDEN, VOCAB, MASK, TAPS = 48, 97, 5, (1, 3, 4)
 BODY = {
@@ -273,6 +273,7 @@ def test_dspark_of_speculators(layout, kind, draft_vocabulary):
         markov=MarkovShape(VOCAB, draft_vocabulary, 7, kind),
         embedding_rows=VOCAB,
         head_rows=draft_vocabulary,
+        has_map=draft_vocabulary < VOCAB,
     )
     drafter = with_weights_of(model, shape, how)
     tokens, states, _ = sequence(40)

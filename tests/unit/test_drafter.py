@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from dflash_diag.additions import ConvolutionShape
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape, RMSNorm, Rotary
 from dflash_diag.errors import BadInput
 from dflash_diag.masks import block_visible, context_visible, training_mask
-from dflash_diag.variants import ConvolutionShape
 
 SHAPE = DrafterShape(
     hidden_size=32, n_taps=3, n_layers=2, n_heads=4, n_kv_heads=2, head_width=8, mlp_size=48

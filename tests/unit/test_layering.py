@@ -33,7 +33,7 @@ LAYERS = [
         "servers",
         "targets",
         "tensorfile",
-        "variants",
+        "additions",
     },
     {"diagnostics"},
     {"compare", "config", "doctor", "runs", "state_runs", "training_audit"},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_diag.additions import ConvolutionShape, MarkovShape, SelectorShape
 from dflash_diag.capture import make_capture
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
@@ -17,7 +18,6 @@ from dflash_diag.metrics import score_json
 from dflash_diag.prompts import Prompt
 from dflash_diag.proposals import Head, make_proposal
 from dflash_diag.scoring import Scores, proposer, score
-from dflash_diag.variants import ConvolutionShape, MarkovShape, SelectorShape
 from tests import slow_scoring
 from tests.tiny_world import VOCABULARY, write_target
 
@@ -42,14 +42,14 @@ def markov(kind, n_biased=VOCABULARY):
     return MarkovShape(n_before=VOCABULARY, n_biased=n_biased, rank=5, kind=kind)
 
 
-OWN_HEAD = {"head": "own"}
+OWN_HEAD, MAPPED = {"head": "own"}, {"head_rows": REDUCED, "has_map": True}
 DRAFTERS = {
     "plain": ({}, {}),
     "own embedding": ({"embedding_rows": VOCABULARY + 3}, {"embedding": "own"}),
     "own head": ({"head_rows": VOCABULARY}, OWN_HEAD),
     "own head of fewer tokens": ({"head_rows": REDUCED}, OWN_HEAD),
-    "reduced, offset": ({"head_rows": REDUCED}, OWN_HEAD | {"vocabulary_map": "offset"}),
-    "reduced, absolute": ({"head_rows": REDUCED}, OWN_HEAD | {"vocabulary_map": "absolute"}),
+    "reduced, offset": (MAPPED, OWN_HEAD | {"vocabulary_map": "offset"}),
+    "reduced, absolute": (MAPPED, OWN_HEAD | {"vocabulary_map": "absolute"}),
     "Markov": ({"markov": markov("vanilla")}, {"proposal": "markov"}),
     "Markov, gated": ({"markov": markov("gated")}, {"proposal": "markov"}),
     "Markov, recurrent": (
@@ -57,7 +57,7 @@ DRAFTERS = {
         {"proposal": "markov", "label_layout": "next"},
     ),
     "Markov, reduced": (
-        {"markov": markov("gated", REDUCED), "head_rows": REDUCED},
+        MAPPED | {"markov": markov("gated", REDUCED)},
         OWN_HEAD | {"proposal": "markov", "vocabulary_map": "absolute", "label_layout": "next"},
     ),
     "convolutions": ({"convolution": CONVOLUTION}, {}),
@@ -216,8 +216,9 @@ def test_each_part_matters(capture):
     """The comparisons above would pass on a scorer that ignores a part."""
     same = {"head": "target", "embedding": "target", "vocabulary_map": "none", "proposal": "argmax"}
     for name in DRAFTERS:
-        ours = score(capture, make_drafter(name), silent=True)
-        without = make_drafter(name, **same)
+        drafter = make_drafter(name)
+        ours = score(capture, drafter, silent=True)
+        without = drafter.under(dataclasses.replace(drafter.convention, **same))
         if name in ("convolutions", "selector and convolutions"):
             for layer in without.stack:
                 layer.attention_conv = layer.mlp_conv = None
@@ -248,10 +249,11 @@ def test_a_label_that_cannot_be_proposed_is_ranked_behind_everything(capture):
 def test_with_the_target_s_head_the_whole_head_is_used(capture):
     """What the stacks do that ignore ``d2t``."""
     drafter = make_drafter("reduced, offset")
-    how = dataclasses.replace(drafter.convention, head="target")
+    drafter = drafter.under(dataclasses.replace(drafter.convention, head="target"))
     hidden, anchors = torch.randn(3, 4, 32), torch.zeros(3, dtype=torch.long)
     labels = torch.randint(VOCABULARY, (3, 4))
-    made = make_proposal(how, capture.head, drafter).score(hidden, anchors, labels)
+    made = make_proposal(drafter.convention, capture.head, drafter)
+    made = made.score(hidden, anchors, labels)
     logits = hidden @ capture.head.T
     assert torch.equal(made.ids, logits.argmax(-1))
     expected = (logits > logits.gather(-1, labels[..., None])).sum(-1)
@@ -291,16 +293,14 @@ def test_equal_scores_of_candidates_go_to_the_lower_id():
         ("plain", {"proposal": "selector"}, "a drafter with a candidate selector"),
         ("plain", {"head": "own"}, "a head of its own"),
         ("plain", {"embedding": "own"}, "a drafter with an embedding"),
-        ("own head", {"vocabulary_map": "offset"}, "leads to"),
+        ("own head", {"vocabulary_map": "offset"}, "a drafter with a map"),
         ("Markov, reduced", {"head": "target"}, "markov_w2 has 100 rows; expected 320"),
         ("reduced, offset", {"proposal": "selector"}, "a drafter with a candidate selector"),
     ],
 )
 def test_what_does_not_fit_is_refused(capture, name, reading, message):
     drafter = make_drafter(name)
-    drafter.convention = dataclasses.replace(drafter.convention, **reading)
-    if reading == {"vocabulary_map": "offset"}:
-        drafter.d2t = torch.arange(VOCABULARY)
+    drafter = drafter.under(dataclasses.replace(drafter.convention, **reading))
     with pytest.raises(BadInput, match=message):
         score(capture, drafter, silent=True)
 
@@ -315,7 +315,7 @@ def test_what_does_not_fit_is_refused(capture, name, reading, message):
 )
 def test_a_map_of_the_other_kind_is_refused(kind, d2t, message):
     how = dataclasses.replace(READING, head="own", vocabulary_map=kind)
-    drafter = Drafter(dataclasses.replace(SHAPE, head_rows=4), how)
+    drafter = Drafter(dataclasses.replace(SHAPE, head_rows=4, has_map=True), how)
     drafter.d2t.copy_(torch.tensor(d2t))
     with pytest.raises(BadInput, match=message):
         make_proposal(how, torch.zeros(11, 32), drafter)

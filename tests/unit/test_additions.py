@@ -9,11 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dflash_diag.checkpoints import load_drafter, read_checkpoint
-from dflash_diag.conventions import Convention
-from dflash_diag.drafter import Drafter, DrafterShape
-from dflash_diag.errors import CheckpointError
-from dflash_diag.variants import (
+from dflash_diag.additions import (
     BlockConvolution,
     CandidateSelector,
     ConvolutionShape,
@@ -21,6 +17,10 @@ from dflash_diag.variants import (
     MarkovShape,
     SelectorShape,
 )
+from dflash_diag.checkpoints import load_drafter, read_checkpoint
+from dflash_diag.conventions import Convention
+from dflash_diag.drafter import Drafter, DrafterShape
+from dflash_diag.errors import CheckpointError
 from tests.tiny_world import BLOCK, MASK, VOCABULARY, write_drafter
 
 SHAPE = DrafterShape(
@@ -118,7 +118,7 @@ PARTS = {
         {"selector_top_k": 9},
     ),
     "own": (
-        {"embedding_rows": VOCABULARY, "head_rows": 40},
+        {"embedding_rows": VOCABULARY, "head_rows": 40, "has_map": True},
         {"embedding": "own", "head": "own", "vocabulary_map": "offset"},
         {},
     ),
