@@ -23,6 +23,7 @@ from dflash_diag.bundle import Capture
 from dflash_diag.drafter import Drafter
 from dflash_diag.hidden_states import Sink, ToHost, recorded, stacked, tapped
 from dflash_diag.masks import block_visible, context_visible
+from dflash_diag.proposals import Proposal
 from dflash_diag.targets import Target
 
 TOP = 8
@@ -259,8 +260,8 @@ class DrafterProposer:
     ----------
     embedding
         [V, H] that the drafter's tokens are embedded with.
-    choose
-        From what the head reads, [D, H], to proposed token ids [D].
+    proposal
+        From what the head reads to proposed tokens.
     final_norm
         The target's final norm and the id of its last layer, for conventions with
         ``last_layer_normed``.
@@ -271,10 +272,10 @@ class DrafterProposer:
         drafter: Drafter,
         *,
         embedding: Tensor,
-        choose: Callable[[Tensor], Tensor],
+        proposal: Proposal,
         final_norm: tuple[int, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
-        self.drafter, self.embedding, self.choose = drafter, embedding, choose
+        self.drafter, self.embedding, self.proposal = drafter, embedding, proposal
         self.taps = drafter.convention.taps
         self._norm = final_norm if drafter.convention.last_layer_normed else None
         self._features: list[Tensor] = []
@@ -323,8 +324,8 @@ class DrafterProposer:
             torch.arange(position, device=device)[None],
             masks,
         )
-        first = how.first_slot
-        return self.choose(hidden[0, first : first + how.n_proposed]).tolist()
+        read = hidden[:, how.first_slot : how.first_slot + how.n_proposed]
+        return self.proposal.ids(read, tokens[:1].to(device))[0].tolist()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 One forward drafts a whole block. The tapped states of committed tokens are concatenated, projected
 by ``fc`` and normed; every layer turns these *features* into extra keys and values (they are never
 added to the residual stream). The block itself is the anchor's embedding followed by mask tokens.
-Architecture: arXiv 2602.06036; tensor names are those of z-lab's checkpoints.
+Architecture: arXiv 2602.06036; tensor names are those of z-lab's checkpoints. The parts that some
+drafters have beside it are in `dflash_diag.additions`.
 
 Shapes use N sequences, T context rows, A anchors, B block size, S = A*B slots, H hidden size,
 K tapped layers, h heads, g key/value heads, d head width.
@@ -21,6 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dflash_diag.additions import (
+    BlockConvolution,
+    CandidateSelector,
+    ConvolutionShape,
+    MarkovHead,
+    MarkovShape,
+    SelectorShape,
+)
 from dflash_diag.conventions import Convention
 
 
@@ -39,6 +48,18 @@ class DrafterShape:
     """Width of one tapped layer, where it differs from ``hidden_size``."""
     attention_bias: bool = False
     norm_eps: float = 1e-6
+    convolution: ConvolutionShape | None = None
+    """Of the convolutions around the halves of every layer, if it has them (DFlash2)."""
+    markov: MarkovShape | None = None
+    """Of its Markov head (DSpark)."""
+    selector: SelectorShape | None = None
+    """Of its candidate selector (DFlash2)."""
+    embedding_rows: int = 0
+    """Tokens of its own embedding; 0 if it borrows the target's."""
+    head_rows: int = 0
+    """Tokens of its own head, V_d; 0 if it borrows the target's."""
+    has_map: bool = False
+    """Whether its vocabulary has a map to the target's (``d2t``)."""
 
 
 class RMSNorm(nn.Module):
@@ -175,7 +196,9 @@ class MLP(nn.Module):
 class DrafterLayer(nn.Module):
     """One pre-norm transformer layer; the context enters as keys and values only."""
 
-    def __init__(self, shape: DrafterShape, rotary: Rotary, *, one_plus: bool) -> None:
+    def __init__(
+        self, shape: DrafterShape, rotary: Rotary, *, one_plus: bool, block_size: int
+    ) -> None:
         super().__init__()
         self.self_attn = Attention(shape, rotary, one_plus=one_plus)
         self.mlp = MLP(shape)
@@ -183,15 +206,36 @@ class DrafterLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(
             shape.hidden_size, shape.norm_eps, one_plus=one_plus
         )
+        conv, sizes = shape.convolution, (shape.hidden_size, block_size)
+        self.attention_conv = BlockConvolution(conv, *sizes) if conv else None
+        self.mlp_conv = BlockConvolution(conv, *sizes) if conv else None
 
-    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Add attention output [..., h, d] and the MLP to ``hidden`` [..., H]."""
-        hidden = hidden + self.self_attn.o_proj(attended.flatten(-2))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+    def finish(self, hidden: Tensor, attended: Tensor, taps: Tensor | None) -> Tensor:
+        """Add attention output [..., h, d] and the MLP to ``hidden`` [..., S, H].
+
+        ``taps`` are those that the convolution before the attention computed for after it.
+        """
+        attended = self.self_attn.o_proj(attended.flatten(-2))
+        if self.attention_conv is not None and taps is not None:
+            attended = self.attention_conv.after(attended, taps)
+        hidden = hidden + attended
+        x = self.post_attention_layernorm(hidden)
+        if self.mlp_conv is None:
+            return hidden + self.mlp(x)
+        x, taps = self.mlp_conv.before(x)
+        return hidden + self.mlp_conv.after(self.mlp(x), taps)
 
 
 class Drafter(nn.Module):
-    """A DFlash drafter under one reading of its weights."""
+    """A DFlash drafter under one reading of its weights.
+
+    What it does not borrow from the target it has as ``embed_tokens`` and ``lm_head`` (with ``d2t``
+    where its vocabulary is reduced), and what chooses its tokens as ``markov_head`` or
+    ``candidate_selector``; each is None where it has no such part.
+    """
+
+    d2t: Tensor | None
+    """[V_d] int64, read as ``convention.vocabulary_map`` says."""
 
     def __init__(self, shape: DrafterShape, convention: Convention) -> None:
         super().__init__()
@@ -207,9 +251,19 @@ class Drafter(nn.Module):
         self.fc = nn.Linear(shape.n_taps * width, shape.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps, one_plus=one_plus)
         self.layers = nn.ModuleList(
-            DrafterLayer(shape, self.rotary, one_plus=one_plus) for _ in range(shape.n_layers)
+            DrafterLayer(shape, self.rotary, one_plus=one_plus, block_size=convention.block_size)
+            for _ in range(shape.n_layers)
         )
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps, one_plus=one_plus)
+        size, rows = shape.hidden_size, shape.head_rows
+        self.embed_tokens = nn.Embedding(n, size) if (n := shape.embedding_rows) else None
+        self.lm_head = nn.Linear(size, rows, bias=False) if rows else None
+        d2t = torch.zeros(rows, dtype=torch.long) if shape.has_map else None
+        self.register_buffer("d2t", d2t)
+        self.markov_head = MarkovHead(shape.markov, size) if shape.markov else None
+        self.candidate_selector = (
+            CandidateSelector(shape.selector, size) if shape.selector else None
+        )
 
     def under(self, convention: Convention) -> Drafter:
         """The same weights, shared, under another reading."""
@@ -249,7 +303,8 @@ class Drafter(nn.Module):
         Parameters
         ----------
         noise
-            [N, S, H] embeddings of the slots' tokens (anchor or mask token).
+            [N, S, H] embeddings of the slots' tokens (anchor or mask token), whole blocks one after
+            another.
         noise_positions, context_positions
             [N, S] and [N, T] integer positions.
         features
@@ -269,14 +324,16 @@ class Drafter(nn.Module):
         noise_table = self.rotary.table(noise_positions)
         hidden = noise
         for index, layer in enumerate(self.stack):
-            x = layer.input_layernorm(hidden)
+            x, taps = layer.input_layernorm(hidden), None
+            if layer.attention_conv is not None:
+                x, taps = layer.attention_conv.before(x)
             q = layer.self_attn.queries(x, noise_table)
             k_context, v_context = layer.self_attn.keys_values(features, context_table)
             k_noise, v_noise = layer.self_attn.keys_values(x, noise_table)
             k = torch.cat([k_context, k_noise], dim=1)
             v = torch.cat([v_context, v_noise], dim=1)
             mask = masks[index] if isinstance(masks, list) else masks
-            hidden = layer.finish(hidden, attend(q, k, v, mask))
+            hidden = layer.finish(hidden, attend(q, k, v, mask), taps)
         return self.head_input(hidden)
 
     def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -324,11 +381,13 @@ class Drafter(nn.Module):
         for index, (layer, (k, v), visible, inside) in enumerate(
             zip(self.stack, context, context_masks, block_masks, strict=True)
         ):
-            x = layer.input_layernorm(noise if index == 0 else hidden)
+            x, taps = layer.input_layernorm(noise if index == 0 else hidden), None
             rows = slots if index == 0 else ...
+            if layer.attention_conv is not None:
+                (x, taps), rows = layer.attention_conv.before(x[rows]), ...
             q = layer.self_attn.queries(x, table, rows)
             own = (*layer.self_attn.keys_values(x, table, rows), inside)
-            hidden = layer.finish(hidden, shared_attention(q, (k, v, visible), own))
+            hidden = layer.finish(hidden, shared_attention(q, (k, v, visible), own), taps)
         return self.head_input(hidden)
 
 

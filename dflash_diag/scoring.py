@@ -62,13 +62,15 @@ class Scores:
     proposed: NDArray[np.int64]
     """[A, D] the drafter's."""
     rank: NDArray[np.int32]
-    """[A, D] rank of the label in the drafter's distribution, 0 being its top choice."""
+    """[A, D] rank of the label in the drafter's distribution, 0 being its top choice; V where the
+    drafter cannot propose the label at all (see `dflash_diag.proposals.Proposed`)."""
     label_logprob: NDArray[np.float32]
-    """[A, D] in nats."""
+    """[A, D] in nats; -inf where the rank is V."""
     topk_ids: NDArray[np.int32]
-    """[A, D, min(64, V)] best first; equal ones by ascending id."""
+    """[A, D, W] best first; equal ones by ascending id. W is 64, or fewer where a slot has fewer
+    tokens to choose from."""
     topk_logprobs: NDArray[np.float32]
-    """[A, D, min(64, V)] in nats."""
+    """[A, D, W] in nats."""
     block_size: int
     convention: dict[str, Any]
     provenance: dict[str, Any]
@@ -229,18 +231,17 @@ def score(
 def proposer(capture: Capture, drafter: Drafter) -> DrafterProposer:
     """The drafter as the decoding loop wants it, with the target's parts from the capture."""
     borrowed = Borrowed.of(capture, drafter, SLICE_BYTES)
-    none = torch.zeros(1, dtype=torch.long)
     return DrafterProposer(
         drafter,
         embedding=borrowed.embedding,
-        choose=lambda hidden: borrowed.proposal.ids(hidden[None], none)[0],
+        proposal=borrowed.proposal,
         final_norm=(borrowed.last_layer, capture.final_norm),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Borrowed:
-    """What a drafter takes from its target."""
+    """What a drafter takes from its target, or has of its own in its place."""
 
     embedding: Tensor
     proposal: Proposal
@@ -248,12 +249,30 @@ class Borrowed:
 
     @classmethod
     def of(cls, capture: Capture, drafter: Drafter, slice_bytes: int) -> Borrowed:
-        weight = drafter.fc.weight
-        head = capture.head.to(weight.device, weight.dtype)
-        tied = capture.head is capture.embedding
-        embedding = head if tied else capture.embedding.to(weight.device, weight.dtype)
-        proposal = make_proposal(drafter.convention, head, slice_bytes=slice_bytes)
+        weight, how = drafter.fc.weight, drafter.convention
+        head = capture.head
+        if how.head == "target":
+            head = head.to(weight.device, weight.dtype)
+        if how.embedding == "own":
+            embedding = _own_embedding(drafter, len(head))
+        elif capture.head is capture.embedding and how.head == "target":
+            embedding = head
+        else:
+            embedding = capture.embedding.to(weight.device, weight.dtype)
+        proposal = make_proposal(how, head, drafter, slice_bytes=slice_bytes)
         return cls(embedding, proposal, int(capture.target_facts.get("n_layers") or 0) - 1)
+
+
+def _own_embedding(drafter: Drafter, n_target: int) -> Tensor:
+    if drafter.embed_tokens is None:
+        raise BadInput("embedding=own", "a drafter with an embedding (embed_tokens.weight)")
+    rows, mask = drafter.embed_tokens.num_embeddings, drafter.convention.mask_token_id
+    if rows < n_target or mask >= rows:
+        raise BadInput(
+            f"the drafter's own embedding has {rows} rows",
+            f"at least {max(n_target, mask + 1)}: the target's tokens and the mask token {mask}",
+        )
+    return drafter.embed_tokens.weight
 
 
 def _score_prompt(

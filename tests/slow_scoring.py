@@ -29,10 +29,35 @@ def rotate(x, positions, theta, width):
     return out
 
 
+def convolved(x, fixed, computed):
+    """Slots [B, H] under taps [K, H] and, per slot and group of channels, taps [B, K, G]."""
+    out = torch.zeros_like(x)
+    width = x.shape[1] // computed.shape[2]
+    for slot in range(x.shape[0]):
+        for tap in range(min(fixed.shape[0], slot + 1)):
+            scale = fixed[tap] + computed[slot, tap].repeat_interleave(width)
+            out[slot] += scale * x[slot - tap]
+    return out
+
+
+def around(x, half, w, name):
+    """Half a layer, with its two convolutions if it has them."""
+    if f"{name}.base_kernel" not in w:
+        return half(x)
+    fixed = w[f"{name}.base_kernel"]
+    computed = (x @ w[f"{name}.kernel_projection.weight"].T).view(len(x), 2, fixed.shape[1], -1)
+    return convolved(half(convolved(x, fixed[0], computed[:, 0])), fixed[1], computed[:, 1])
+
+
 def one_block(weights, how, tokens, states, anchor, embedding, head):
     """Log-probabilities [D, V] of one block at ``anchor``."""
+    rows = block_states(weights, how, tokens, states, anchor, embedding)
+    return (rows @ head.T).log_softmax(-1)
+
+
+def block_states(weights, how, tokens, states, anchor, embedding):
+    """What the head reads of one block's proposals: [D, H]."""
     size, hidden_size = how.block_size, weights["norm.weight"].shape[0]
-    d = how.rotary_width
     n_context = anchor + (1 if how.context_bound == "inclusive" else 0)
     features = states[:n_context].reshape(n_context, -1) @ weights["fc.weight"].T
     features = norm(features, weights["hidden_norm.weight"])
@@ -41,50 +66,98 @@ def one_block(weights, how, tokens, states, anchor, embedding, head):
     positions = torch.arange(anchor, anchor + size) + how.position_offset
     for i in range(len(how.in_block)):
         w = {k.split(f"layers.{i}.")[1]: v for k, v in weights.items() if f"layers.{i}." in k}
-        y = norm(x, w["input_layernorm.weight"])
-        q = norm(
-            (y @ w["self_attn.q_proj.weight"].T).view(size, -1, d), w["self_attn.q_norm.weight"]
-        )
-        both = torch.cat([features, y])
-        where = torch.cat([torch.arange(n_context), positions])
-        k = norm(
-            (both @ w["self_attn.k_proj.weight"].T).view(n_context + size, -1, d),
-            w["self_attn.k_norm.weight"],
-        )
-        v = (both @ w["self_attn.v_proj.weight"].T).view(n_context + size, -1, d)
-        q, k = rotate(q, positions, how.rope_theta, d), rotate(k, where, how.rope_theta, d)
-        seen = torch.ones(size, n_context + size, dtype=torch.bool)
-        for slot in range(size):
-            for key in range(n_context + size):
-                inside = key - n_context
-                if key < n_context:
-                    window = how.window[i]
-                    if window is None:
-                        continue
-                    far = anchor + slot - key >= window
-                    if how.window_rule == "anchor":
-                        far = key < anchor - window
-                    seen[slot, key] = not far
-                else:
-                    seen[slot, key] = not (
-                        (how.in_block[i] == "causal" and inside > slot)
-                        or (how.window[i] is not None and abs(inside - slot) >= how.window[i])
-                    )
-        outs = []
-        for h in range(q.shape[1]):
-            g = h * k.shape[1] // q.shape[1]
-            scores = q[:, h] @ k[:, g].T / math.sqrt(d)
-            scores[~seen] = -math.inf
-            outs.append(scores.softmax(-1) @ v[:, g])
-        x = x + torch.stack(outs, 1).reshape(size, -1) @ w["self_attn.o_proj.weight"].T
-        z = norm(x, w["post_attention_layernorm.weight"])
-        gate = z @ w["mlp.gate_proj.weight"].T
-        up = z @ w["mlp.up_proj.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T
+
+        def attend(y, w=w, i=i):
+            return (
+                attention(y, w, how, i, features, positions, anchor)
+                @ w["self_attn.o_proj.weight"].T
+            )
+
+        def mlp(z, w=w):
+            gate, up = z @ w["mlp.gate_proj.weight"].T, z @ w["mlp.up_proj.weight"].T
+            return (gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T
+
+        x = x + around(norm(x, w["input_layernorm.weight"]), attend, w, "attention_conv")
+        x = x + around(norm(x, w["post_attention_layernorm.weight"]), mlp, w, "mlp_conv")
     assert x.shape == (size, hidden_size)
-    logits = norm(x, weights["norm.weight"]) @ head.T
-    rows = logits[1:] if how.label_layout == "same" else logits
-    return rows.log_softmax(-1)
+    rows = norm(x, weights["norm.weight"])
+    return rows[1:] if how.label_layout == "same" else rows
+
+
+def attention(y, w, how, i, features, positions, anchor):
+    """Layer ``i``'s attention of the block's slots ``y`` [B, H], before the output projection."""
+    size, n_context, d = len(y), len(features), how.rotary_width
+    q = norm((y @ w["self_attn.q_proj.weight"].T).view(size, -1, d), w["self_attn.q_norm.weight"])
+    both = torch.cat([features, y])
+    where = torch.cat([torch.arange(n_context), positions])
+    k = norm(
+        (both @ w["self_attn.k_proj.weight"].T).view(n_context + size, -1, d),
+        w["self_attn.k_norm.weight"],
+    )
+    v = (both @ w["self_attn.v_proj.weight"].T).view(n_context + size, -1, d)
+    q, k = rotate(q, positions, how.rope_theta, d), rotate(k, where, how.rope_theta, d)
+    seen = torch.ones(size, n_context + size, dtype=torch.bool)
+    for slot in range(size):
+        for key in range(n_context + size):
+            inside = key - n_context
+            if key < n_context:
+                window = how.window[i]
+                if window is None:
+                    continue
+                far = anchor + slot - key >= window
+                if how.window_rule == "anchor":
+                    far = key < anchor - window
+                seen[slot, key] = not far
+            else:
+                seen[slot, key] = not (
+                    (how.in_block[i] == "causal" and inside > slot)
+                    or (how.window[i] is not None and abs(inside - slot) >= how.window[i])
+                )
+    outs = []
+    for h in range(q.shape[1]):
+        g = h * k.shape[1] // q.shape[1]
+        scores = q[:, h] @ k[:, g].T / math.sqrt(d)
+        scores[~seen] = -math.inf
+        outs.append(scores.softmax(-1) @ v[:, g])
+    return torch.stack(outs, 1).reshape(size, -1)
+
+
+def markov_rows(weights, rows, anchor_token, head, target_ids):
+    """Logits [D, V_d] of a block whose slots are biased by the token proposed before."""
+    w = {k.removeprefix("markov_head."): v for k, v in weights.items() if k.startswith("markov_")}
+    rank = w["markov_w1"].shape[1]
+    previous, state, out = anchor_token, torch.zeros(rank), []
+    for row in rows:
+        before = w["markov_w1"][previous]
+        if "gate_proj.weight" in w:
+            z = torch.cat([row, before])
+            latent = torch.sigmoid(w["gate_proj.weight"] @ z + w["gate_proj.bias"]) * before
+        elif "joint_proj.weight" in w:
+            z = w["joint_proj.weight"] @ torch.cat([state, before, row]) + w["joint_proj.bias"]
+            gate, candidate, latent = z[:rank], z[rank : 2 * rank], torch.tanh(z[2 * rank :])
+            gate = torch.sigmoid(gate)
+            state = gate * state + (1 - gate) * torch.tanh(candidate)
+        else:
+            latent = before
+        out.append(head @ row + w["markov_w2"] @ latent)
+        previous = int(target_ids[int(out[-1].argmax())])
+    return torch.stack(out)
+
+
+def selector_rows(weights, rows, anchor_token, head, k):
+    """Per slot ``{token: score}`` of the k candidates, after the token chosen before."""
+    w = {k.removeprefix("candidate_selector."): v for k, v in weights.items()}
+    previous, out = anchor_token, []
+    for row in rows:
+        logits = head @ row
+        projected = w["hidden_projection.weight"] @ row
+        scores = {}
+        for token in sorted(range(len(head)), key=lambda t, logits=logits: -float(logits[t]))[:k]:
+            liked = w["predecessor_codebook"][previous] * projected * w["successor_codebook"][token]
+            scores[token] = float(logits[token] + liked.sum())
+        out.append(scores)
+        previous = max(scores, key=scores.__getitem__)
+    return out
 
 
 def leading(hits):

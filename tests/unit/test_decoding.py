@@ -28,6 +28,7 @@ from dflash_diag.decoding import (
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.hidden_states import recorded, stacked
 from dflash_diag.masks import block_visible, context_visible
+from dflash_diag.proposals import make_proposal
 from dflash_diag.targets import wrap_target
 
 G = 24
@@ -410,9 +411,6 @@ def test_a_drafter_proposes_what_a_recomputation_from_scratch_gives(target, chan
     how = drafter.convention
     embedding, head = target.parts.embedding.weight, target.parts.head.weight
 
-    def choose(hidden):
-        return (hidden @ head.T).argmax(-1)
-
     def by_hand(tokens, anchor):
         taken = teacher_forced(target, tokens[:anchor], how.taps).states
         states = torch.stack([taken[j] for j in how.taps], dim=1)
@@ -437,12 +435,13 @@ def test_a_drafter_proposes_what_a_recomputation_from_scratch_gives(target, chan
             masks,
             implementation="eager",
         )[0]
-        return choose(hidden if how.label_layout == "next" else hidden[1:]).tolist()
+        read = hidden if how.label_layout == "next" else hidden[1:]
+        return (read @ head.T).argmax(-1).tolist()
 
     proposer = DrafterProposer(
         drafter,
         embedding=embedding,
-        choose=choose,
+        proposal=make_proposal(how, head),
         final_norm=(3, target.parts.final_norm),
     )
     drafts = []

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from dflash_diag.additions import ConvolutionShape
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape, RMSNorm, Rotary
 from dflash_diag.errors import BadInput
@@ -27,9 +28,9 @@ READING = Convention(
 ROWS, ANCHORS = 30, torch.tensor([0, 2, 3, 11, 29])
 
 
-def make(how=READING):
+def make(how=READING, convolution=None):
     torch.manual_seed(0)
-    drafter = Drafter(SHAPE, how)
+    drafter = Drafter(dataclasses.replace(SHAPE, convolution=convolution), how)
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.3)
     return drafter.eval()
@@ -106,9 +107,10 @@ def shared(drafter):
     ],
     ids=str,
 )
+@pytest.mark.parametrize("convolution", [None, ConvolutionShape(taps=3, groups=8)])
 @torch.inference_mode()
-def test_eager_sdpa_and_the_scoring_form_agree(change):
-    drafter = make(dataclasses.replace(READING, **change))
+def test_eager_sdpa_and_the_scoring_form_agree(change, convolution):
+    drafter = make(dataclasses.replace(READING, **change), convolution)
     eager = dense(drafter, "eager")
     torch.testing.assert_close(dense(drafter, "sdpa"), eager, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(shared(drafter), eager, atol=2e-5, rtol=1e-4)

@@ -47,6 +47,7 @@ LAYERS = [
         "servers",
         "targets",
         "tensorfile",
+        "additions",
     },
     {"diagnostics"},
     {"alignment_runs", "compare", "config", "doctor", "runs", "state_runs", "training_audit"},

@@ -18,7 +18,7 @@ from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.errors import BadInput, CaptureError
 from dflash_diag.metrics import score_json
 from dflash_diag.prompts import Prompt
-from dflash_diag.proposals import Argmax, make_proposal
+from dflash_diag.proposals import make_proposal
 from dflash_diag.scoring import Scores, proposer, score
 from tests import slow_scoring
 from tests.tiny_world import write_drafter, write_target
@@ -168,7 +168,7 @@ def test_the_decoding_loop_proposes_the_same(capture):
 def test_ties_go_to_the_lower_id():
     head = torch.tensor([[0.0], [1.0], [1.0], [0.5], [1.0]])
     hidden, labels = torch.ones(1, 3, 1), torch.tensor([[2, 4, 3]])
-    made = Argmax(head, READING).score(hidden, torch.zeros(1), labels)
+    made = make_proposal(READING, head).score(hidden, torch.zeros(1), labels)
     assert made.ids.tolist() == [[1, 1, 1]]
     assert made.topk_ids[0, 0].tolist() == [1, 2, 4, 3, 0]
     assert made.rank.tolist() == [[1, 2, 3]]
@@ -179,7 +179,7 @@ def test_rank_beyond_the_stored_candidates():
     head = torch.randn(300, 8, generator=generator)
     hidden = torch.randn(4, 2, 8, generator=generator)
     labels = torch.randint(300, (4, 2), generator=generator)
-    made = Argmax(head, READING).score(hidden, torch.zeros(4), labels)
+    made = make_proposal(READING, head).score(hidden, torch.zeros(4), labels)
     logits = hidden @ head.T
     expected = (logits > logits.gather(-1, labels[..., None])).sum(-1)
     assert (expected > 64).any()
@@ -193,19 +193,6 @@ def test_softcap_and_scale_shape_the_distribution():
     made = make_proposal(how, head).score(hidden, torch.zeros(2), labels)
     logits = 2.0 * torch.tanh(0.5 * (hidden @ head.T) / 2.0)
     np.testing.assert_allclose(made.label_logprob, logits.log_softmax(-1)[..., 0], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"proposal": "oracle"}, "proposal=oracle"),
-        ({"head": "own"}, "its own embedding or head"),
-        ({"vocabulary_map": "offset"}, "vocabulary_map=offset"),
-    ],
-)
-def test_steps_that_are_not_known_are_refused(change, message):
-    with pytest.raises(BadInput, match=message):
-        make_proposal(dataclasses.replace(READING, **change), torch.zeros(2, 2))
 
 
 WITHOUT_A_NETWORK = """
