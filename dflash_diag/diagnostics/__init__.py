@@ -24,6 +24,7 @@ MODULES = (
     "modules",
     "captured_states",
     "target_states",
+    "mask_visibility",
 )
 
 

@@ -14,7 +14,7 @@ import warnings
 from html import escape
 from typing import TYPE_CHECKING
 
-from dflash_diag.plotting import acceptance, checkpoint, states
+from dflash_diag.plotting import acceptance, checkpoint, masks, states
 from dflash_diag.plotting.pieces import FAINT, FONTS, LOOKS, WIDTH, Plot, style
 from dflash_diag.results import Result
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PLOTS: dict[str, Plot] = {**acceptance.PLOTS, **checkpoint.PLOTS, **states.PLOTS}
+PLOTS: dict[str, Plot] = {**acceptance.PLOTS, **checkpoint.PLOTS, **states.PLOTS, **masks.PLOTS}
 """Plots by the id of their diagnostic."""
 
 
