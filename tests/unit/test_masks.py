@@ -1,15 +1,28 @@
-"""Mask rules by hand, under attention, and as a table."""
+"""Mask rules by hand, under attention, as a table, as a picture, and judged."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch.nn.attention.flex_attention import flex_attention
 
-from dflash_diag.conventions import Convention
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+
+from fakes import FakeInputs, simulated_scores
+
+from dflash_diag import diagnostics, plotting
+from dflash_diag.conventions import Convention, Source
+from dflash_diag.diagnostics.base import Continuation
 from dflash_diag.drafter import sdpa_attention
 from dflash_diag.errors import BadInput
 from dflash_diag.masks import MaskRule, rules_of, visibility_frame
+from dflash_diag.plotting.masks import MARKS, draw_visibility
+from dflash_diag.results import Result, Verdict
 
 
 def rule(size=2, **changes) -> MaskRule:
@@ -54,23 +67,26 @@ def test_a_value_that_no_rule_has_is_refused():
         rule(context_bound="loose")
 
 
+def reading(**changes) -> Convention:
+    fields = {
+        "block_size": 4,
+        "layer_ids": (0, 1),
+        "in_block": ("bidirectional", "bidirectional"),
+        "window": (None, None),
+        "rope_theta": 1e4,
+        "rotary_width": 8,
+        "mask_token_id": 3,
+    }
+    return Convention(**(fields | changes))
+
+
 def test_a_reading_gives_a_rule_for_each_layer():
-    reading = Convention(
-        block_size=4,
-        layer_ids=(0, 1),
-        context_bound="inclusive",
-        in_block=("bidirectional", "causal"),
-        other_blocks="later",
-        window=(None, 7),
-        window_rule="anchor",
-        rope_theta=1e4,
-        rotary_width=8,
-        mask_token_id=3,
-    )
     common = {"context_bound": "inclusive", "other_blocks": "later", "window_rule": "anchor"}
-    full, sliding = rules_of(reading)
-    assert full == rule(4, **common)
-    assert sliding == rule(4, in_block="causal", window=7, **common)
+    one = reading(in_block=("bidirectional", "causal"), window=(None, 7), **common)
+    assert rules_of(one) == (
+        rule(4, **common),
+        rule(4, in_block="causal", window=7, **common),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -164,3 +180,138 @@ def test_the_table_keeps_each_rule_once_and_documents_apart():
     seen = frame[(frame["kind"] == "context") & frame["training"] & (frame["slot"] == 0)]
     assert seen.groupby("layers")["key"].agg(list).to_dict() == {"0, 2": [8, 9], "1": [8, 9]}
     assert list(visibility_frame([full], [full], [0], 0)["kind"].unique()) == ["own"]
+
+
+# --- as a picture ---------------------------------------------------------------------------------
+
+
+def drawn(ax) -> dict[str, set[tuple[float, float]]]:
+    """Marks by their shape."""
+    found: dict[str, set[tuple[float, float]]] = {}
+    for line in ax.lines:
+        points = zip(line.get_xdata(), line.get_ydata(), strict=True)
+        found.setdefault(line.get_marker(), set()).update(points)
+    return found
+
+
+def heads(ax) -> list[str]:
+    """What stands above the columns, from left to right."""
+    return [text.get_text() for text in sorted(ax.texts, key=lambda text: text.xy[0])]
+
+
+def test_the_picture_has_one_mark_for_each_slot_and_key():
+    leaky = rule(4, context_bound="inclusive", other_blocks="later", in_block="causal")
+    engine = replace(leaky.served, in_block="bidirectional")
+    frame = visibility_frame([leaky], [engine], [38, 40, 42], 60, blocks=[1])
+    ax = Figure().subplots()
+    draw_visibility(frame, ax, {40: " if", 39: "\n"})
+    found = drawn(ax)
+    counts = frame.groupby(["training", "serving"]).size()
+    assert len({mark.marker for mark in MARKS}) == 4  # told apart without colour
+    for mark in MARKS:
+        assert len(found[mark.marker]) == counts[mark.training, mark.serving] > 0
+    assert sum(map(len, found.values())) == len(frame)
+    assert heads(ax) == ["target states", "own block", "block at 38", "block at 42"]
+    names = [tick.get_text() for tick in ax.get_xticklabels()]
+    assert names[3:5] == ["↵", "␣if"]
+    assert names.count("␣if") == 2  # its context row, and the slot that holds it
+    words = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert words == [mark.words for mark in MARKS]
+
+
+def test_the_picture_of_a_whole_pass_names_blocks_and_layers():
+    full, sliding = rule(3), rule(3, window=2)
+    frame = visibility_frame([full, full, sliding], [full, full, sliding], [10, 14], 20)
+    ax = Figure().subplots()
+    draw_visibility(frame, ax)
+    assert heads(ax) == ["target states", "block at 10", "block at 14"]
+    rows = [tick.get_text() for tick in ax.get_yticklabels() if "\n" in tick.get_text()]
+    assert [row.splitlines()[0] for row in rows] == [
+        "block at 10, layers 0, 1",
+        "block at 14, layers 0, 1",
+        "block at 10, layer 2",
+        "block at 14, layer 2",
+    ]
+    assert len(ax.get_legend().get_texts()) == 2  # only what occurs
+
+
+# --- judged ---------------------------------------------------------------------------------------
+
+
+def judged(*, pieces=None, **changes) -> Result:
+    """The diagnostic on simulated scores; the deepest anchor is in the second prompt, at 38."""
+    scores = simulated_scores(skill=0.5, n_prompts=2, generated=20, proposed=3)
+    scores.anchor[scores.prompt == 1] += 2
+    texts = [Continuation("p00", 20, range(20)), Continuation("p01", 22, range(20), None, pieces)]
+    inputs = FakeInputs({"drafter": scores}, {"drafter": "mine"})
+    inputs.conventions, inputs.made_continuations = {"drafter": reading(**changes)}, texts
+    return diagnostics.get("mask.visibility")(inputs)
+
+
+def test_the_block_is_real_and_the_one_with_the_most_context():
+    found = judged()
+    assert found.verdict is Verdict.PASS
+    assert found.params["prompt"] == "p01"
+    assert found.params["anchor"] == 38
+    assert set(found.frame["anchor"]) == {38}
+    assert set(found.frame["key_anchor"].dropna()) == {36, 38, 40}
+    assert found.params["labels"]["38"] == "16"
+    assert judged(pieces=[f"w{i}" for i in range(20)]).params["labels"]["38"] == "w16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"context_bound": "inclusive"}, "target state of their own anchor"),
+        ({"other_blocks": "later"}, "slots of later blocks"),
+        ({"other_blocks": "all"}, "slots of other blocks"),
+    ],
+)
+def test_what_no_server_has_fails(changes, words):
+    found = judged(**changes)
+    assert found.verdict is Verdict.FAIL
+    assert words in found.headline
+    assert words in found.params["judged"]
+    assert "X" in drawn(plotting.figure(found).axes[0])
+
+
+CAUSAL = {"in_block": ("bidirectional", "causal")}
+
+
+def test_a_window_that_engines_end_elsewhere_is_a_warning_where_it_shows():
+    files = {
+        "in_block": Source("layer_types", "implied"),
+        "window": Source("layer_types", "declared"),
+    }
+    anchored = {**CAUSAL, "window_rule": "anchor", "sources": files}
+    short = judged(window=(None, 6), **anchored)
+    assert short.verdict is Verdict.WARN
+    assert "up to 4 rows" in short.headline
+    assert judged(window=(None, 36), **anchored).verdict is Verdict.WARN
+    assert judged(window=(None, 99), **anchored).verdict is Verdict.PASS
+    assert judged(window=(None, 6), **(anchored | {"window_rule": "slot"})).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys", "verdict", "words"),
+    [
+        # What servers assume of sliding layers without being told.
+        ({**CAUSAL, "window": (None, 99)}, ("", "layer_types"), Verdict.PASS, ""),
+        # Bidirectional sliding layers have to be declared where every server reads it.
+        ({"window": (None, 99)}, ("is_causal", "layer_types"), Verdict.PASS, ""),
+        ({"window": (None, 99)}, ("dflash_config.causal", "layer_types"), Verdict.WARN, "slots"),
+        ({"window": (None, 99)}, ("", "layer_types"), Verdict.WARN, "no file"),
+        ({"in_block": ("causal",) * 2}, ("is_causal", ""), Verdict.PASS, ""),
+        ({"in_block": ("causal",) * 2}, ("--set in_block", ""), Verdict.WARN, "--set in_block"),
+        ({**CAUSAL, "window": (None, 99)}, ("", "dflash_config.use_swa"), Verdict.WARN, "use_swa"),
+    ],
+)
+def test_keys_that_not_every_server_reads_are_a_warning(changes, keys, verdict, words):
+    sources = {
+        field: Source(key, "declared")
+        for field, key in zip(("in_block", "window"), keys, strict=True)
+        if key
+    }
+    found = judged(**changes, sources=sources)
+    assert found.verdict is verdict
+    assert words in found.headline
