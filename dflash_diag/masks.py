@@ -274,16 +274,15 @@ def visibility_frame(
     placed = torch.tensor([list(anchors)])
     ids = None if documents is None else torch.tensor([list(documents)])
     seen = [
-        (layers, *(rule.training(placed, n_context, ids)[0].numpy() for rule in pair))
+        (layers, [rule.training(placed, n_context, ids)[0].numpy() for rule in pair])
         for layers, pair in _layers_by_rule(training, serving)
     ]
     queries = np.concatenate([np.arange(size) + size * i for i in listed])
     context = np.zeros(n_context, dtype=bool)
     edges = {anchors[i] for i in listed}
-    for _, *masks in seen:
-        for mask in masks:
-            rows = mask[queries, :n_context]
-            edges |= set((np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(0)) + 1).tolist())
+    for mask in (one for _, pair in seen for one in pair):
+        rows = mask[queries, :n_context]
+        edges |= set((np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(0)) + 1).tolist())
     for edge in edges:
         context[max(0, edge - near) : edge + near] = True
     keys = np.concatenate([np.flatnonzero(context), np.arange(size * len(anchors)) + n_context])
@@ -305,7 +304,7 @@ def visibility_frame(
             pd.DataFrame(
                 {"layers": layers, **common, "training": t[query, key], "serving": s[query, key]}
             )
-            for layers, t, s in seen
+            for layers, (t, s) in seen
         ],
         ignore_index=True,
     )
