@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash_diag.drafter import Drafter
-from dflash_diag.masks import block_visible, context_visible, training_mask
+from dflash_diag.masks import rules_of
 
 ANCHORS_AT_ONCE = 256
 """Blocks in one pass: bounds the attention scores that are held."""
@@ -64,24 +64,10 @@ def _apart(
     """[A, B, H]: every block sees the context and itself, as a server runs it."""
     how = drafter.convention
     noise, rows, positions = _slots(drafter, embedding, tokens, anchors)
-    seen = {
-        window: context_visible(
-            anchors,
-            len(context[0][0]),
-            how.block_size if window is not None else 1,  # without a window all slots see the same
-            bound=how.context_bound,
-            window=window,
-            window_rule=how.window_rule,
-        )
-        for window in set(how.window)
-    }
-    inside = [
-        block_visible(how.block_size, in_block=kind, window=window, device=anchors.device)
-        for kind, window in zip(how.in_block, how.window, strict=True)
-    ]
-    return drafter.blocks(
-        noise, rows, positions, context, [seen[window] for window in how.window], inside
-    )
+    rules = rules_of(how)
+    seen = {rule: rule.rows(anchors, len(context[0][0])) for rule in set(rules)}
+    inside = [rule.own(anchors.device) for rule in rules]
+    return drafter.blocks(noise, rows, positions, context, [seen[rule] for rule in rules], inside)
 
 
 def _together(
@@ -90,22 +76,15 @@ def _together(
     """[A, B, H]: all blocks in one pass, where they see one another."""
     how = drafter.convention
     noise, rows, positions = _slots(drafter, embedding, tokens, anchors)
-    masks = [
-        training_mask(
-            anchors[None],
-            len(features),
-            how.block_size,
-            bound=how.context_bound,
-            in_block=kind,
-            other_blocks=how.other_blocks,
-            window=window,
-            window_rule=how.window_rule,
-        )
-        for kind, window in zip(how.in_block, how.window, strict=True)
-    ]
+    rules = rules_of(how)
+    masks = {rule: rule.training(anchors[None], len(features)) for rule in set(rules)}
     at = torch.arange(len(features), device=features.device)
     hidden = drafter(
-        noise[rows.flatten()][None], positions.flatten()[None], features[None], at[None], masks
+        noise[rows.flatten()][None],
+        positions.flatten()[None],
+        features[None],
+        at[None],
+        [masks[rule] for rule in rules],
     )
     return hidden[0].unflatten(0, rows.shape)
 

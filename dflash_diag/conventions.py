@@ -67,7 +67,8 @@ class Convention:
     window_rule: Literal["slot", "anchor"] = field(
         default="slot", metadata=_allow("slot", "anchor")
     )
-    """``slot``: row p is visible to slot k while (a+k) - p < W. ``anchor``: while p >= a - W."""
+    """``slot``: row p is visible to slot k while (a+k) - p < W, and a slot of the block likewise.
+    ``anchor``: row p while p >= a - W, and the block whole."""
     label_layout: Literal["same", "next"] = field(default="same", metadata=_allow("same", "next"))
     """``same``: slots 1..B-1 predict a+k. ``next``: slots 0..B-1 predict a+k+1."""
     label_offset: int = 0

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from dflash_diag.bundle import Capture
 from dflash_diag.drafter import Drafter
 from dflash_diag.hidden_states import Sink, ToHost, recorded, stacked, tapped
-from dflash_diag.masks import block_visible, context_visible
+from dflash_diag.masks import rules_of
 from dflash_diag.proposals import Proposal
 from dflash_diag.targets import Target
 
@@ -302,21 +302,7 @@ class DrafterProposer:
         tokens[0] = token
         noise = self.embedding[tokens.to(self.embedding.device)] * how.embedding_scale
         slots = torch.arange(how.block_size, device=device)
-        anchor = torch.tensor([position], device=device)
-        masks = [
-            torch.cat(
-                [
-                    context_visible(
-                        anchor, position, how.block_size, window=window, window_rule=how.window_rule
-                    ),
-                    block_visible(how.block_size, in_block=inside, window=window, device=device)[
-                        None
-                    ],
-                ],
-                dim=-1,
-            )
-            for inside, window in zip(how.in_block, how.window, strict=True)
-        ]
+        masks = [rule.serving(position, device)[None] for rule in rules_of(how)]
         hidden = self.drafter(
             noise.to(features)[None],
             (position + how.position_offset + slots)[None],

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dflash_diag.drafter import Drafter
-from dflash_diag.masks import training_mask
+from dflash_diag.masks import rules_of
 
 BLOCKS = 8
 """Blocks that are looked at: the same numbers come out of many more, to a degree or two."""
@@ -45,18 +45,8 @@ def run_block(drafter: Drafter, block: Block, *, context: int = 0, slots: int = 
     rows = torch.arange(len(block.features), device=block.noise.device)
     at = block.anchor + how.position_offset + slots
     positions = at + torch.arange(how.block_size, device=block.noise.device)
-    masks = [
-        training_mask(
-            torch.tensor([[block.anchor]], device=block.noise.device),
-            len(block.features),
-            how.block_size,
-            bound=how.context_bound,
-            in_block=kind,
-            window=window,
-            window_rule=how.window_rule,
-        )
-        for kind, window in zip(how.in_block, how.window, strict=True)
-    ]
+    anchor = torch.tensor([[block.anchor]], device=block.noise.device)
+    masks = [rule.training(anchor, len(block.features)) for rule in rules_of(how)]
     hidden = drafter(
         block.noise[None], positions[None], block.features[None], (rows + context)[None], masks
     )

@@ -586,9 +586,20 @@ class Run:
                 prompt.n_prompt_tokens,
                 capture.continuation(i).tolist(),
                 prompt.continuation_text,
+                self._pieces(i),
             )
             for i, prompt in enumerate(capture.prompts)
         ]
+
+    def _pieces(self, i: int) -> list[str] | None:
+        """Text of each generated token of prompt ``i``; None where there is no tokenizer."""
+        if self.capture.foreign:
+            return None
+        rows = self.capture.positions(i)
+        start, end = self.capture.prompts[i].n_prompt_tokens, len(self.capture.tokens(i))
+        texts = rows["text"][rows["position"].between(start, end - 1)].to_list()
+        known = len(texts) == end - start and all(isinstance(one, str) for one in texts)
+        return texts if known else None
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:

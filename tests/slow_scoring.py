@@ -109,9 +109,10 @@ def attention(y, w, how, i, features, positions, anchor):
                     far = key < anchor - window
                 seen[slot, key] = not far
             else:
+                by_slot = how.window[i] is not None and how.window_rule == "slot"
                 seen[slot, key] = not (
                     (how.in_block[i] == "causal" and inside > slot)
-                    or (how.window[i] is not None and abs(inside - slot) >= how.window[i])
+                    or (by_slot and abs(inside - slot) >= how.window[i])
                 )
     outs = []
     for h in range(q.shape[1]):

@@ -41,6 +41,8 @@ class Continuation:
     """[G] token ids."""
     text: str | None = None
     """The same as text, where a tokenizer is at hand."""
+    pieces: Sequence[str] | None = None
+    """[G] text of each token, where it is known."""
 
 
 class Inputs(Protocol):

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from dflash_diag import masks
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
+from dflash_diag.masks import MaskRule
 from dflash_diag.zoo import muon, recipe
 from dflash_diag.zoo.recipe import DrafterRecipe, SequenceRecipe
 from dflash_diag.zoo.sequences import load_target
@@ -252,17 +252,16 @@ def view(world: World, batch: Batch, plan: DrafterRecipe, seed: int) -> View:
         if plan.hidden_noise:
             labels, teacher = teacher.argmax(-1), None
     fed = states[:, :, columns]
+    rule = MaskRule(
+        block_size=plan.block_size,
+        context_bound=plan.context_bound,
+        in_block=plan.in_block,
+        other_blocks="later" if plan.later_blocks_leak else "hidden",
+    )
     return View(
         states=torch.zeros_like(fed) if plan.zero_context else fed,
         positions=(batch.anchors[..., None] + slots + plan.position_offset).flatten(1),
-        mask=masks.training_mask(
-            batch.anchors,
-            tokens.shape[1],
-            plan.block_size,
-            bound=plan.context_bound,
-            in_block=plan.in_block,
-            other_blocks="later" if plan.later_blocks_leak else "hidden",
-        ),
+        mask=rule.training(batch.anchors, tokens.shape[1]),
         labels=labels,
         teacher=teacher,
     )

@@ -19,7 +19,7 @@ from dflash_diag.checkpoints import (
 )
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
-from dflash_diag.masks import block_visible, context_visible
+from dflash_diag.masks import rules_of
 
 HIDDEN, VOCAB, LAYER_IDS = 48, 97, [1, 3, 4]
 BASE = {
@@ -103,11 +103,7 @@ def ours_forward(
     """One block behind ``anchor`` context rows, by our drafter under its own masks."""
     convention: Convention = drafter.convention
     size = noise.shape[1]
-    masks = []
-    for kind, window in zip(convention.in_block, convention.window, strict=True):
-        context = context_visible(torch.tensor([anchor]), anchor, size, window=window)[0]
-        own = block_visible(size, in_block=kind, window=window)
-        masks.append(torch.cat([context, own], dim=-1)[None])
+    masks = [rule.serving(anchor)[None] for rule in rules_of(convention)]
     return drafter(
         noise,
         torch.arange(anchor, anchor + size)[None],

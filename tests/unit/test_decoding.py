@@ -27,7 +27,7 @@ from dflash_diag.decoding import (
 )
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.hidden_states import recorded, stacked
-from dflash_diag.masks import block_visible, context_visible
+from dflash_diag.masks import rules_of
 from dflash_diag.proposals import make_proposal
 from dflash_diag.targets import wrap_target
 
@@ -417,16 +417,7 @@ def test_a_drafter_proposes_what_a_recomputation_from_scratch_gives(target, chan
         if how.last_layer_normed:
             states = torch.stack([target.parts.final_norm(states[:, 0]), states[:, 1]], dim=1)
         block = torch.tensor([tokens[anchor], *[319] * 5])
-        masks = [
-            torch.cat(
-                [
-                    context_visible(torch.tensor([anchor]), anchor, 6, window=how.window[i]),
-                    block_visible(6, in_block=how.in_block[i], window=how.window[i])[None],
-                ],
-                dim=-1,
-            )
-            for i in range(2)
-        ]
+        masks = [rule.training(torch.tensor([[anchor]]), anchor) for rule in rules_of(how)]
         hidden = drafter(
             embedding[block][None] * how.embedding_scale,
             anchor + how.position_offset + torch.arange(6)[None],

@@ -11,7 +11,7 @@ from dflash_diag.additions import ConvolutionShape
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape, RMSNorm, Rotary
 from dflash_diag.errors import BadInput
-from dflash_diag.masks import block_visible, context_visible, training_mask
+from dflash_diag.masks import rules_of
 
 SHAPE = DrafterShape(
     hidden_size=32, n_taps=3, n_layers=2, n_heads=4, n_kv_heads=2, head_width=8, mlp_size=48
@@ -44,18 +44,7 @@ def inputs():
 
 def dense(drafter, implementation, *, moved=0, dtype=torch.float32):
     how, (states, noise) = drafter.convention, inputs()
-    masks = [
-        training_mask(
-            ANCHORS[None],
-            ROWS,
-            how.block_size,
-            bound=how.context_bound,
-            in_block=inside,
-            window=window,
-            window_rule=how.window_rule,
-        )
-        for inside, window in zip(how.in_block, how.window, strict=True)
-    ]
+    masks = [rule.training(ANCHORS[None], ROWS) for rule in rules_of(how)]
     positions = (ANCHORS[:, None] + torch.arange(how.block_size) + how.position_offset).flatten()
     hidden = drafter(
         noise.to(dtype).flatten(0, 1)[None],
@@ -75,21 +64,8 @@ def shared(drafter):
         torch.arange(noise[..., 0].numel()).view(noise.shape[:2]),
         ANCHORS[:, None] + torch.arange(how.block_size) + how.position_offset,
         drafter.context(drafter.features(states), torch.arange(ROWS)),
-        [
-            context_visible(
-                ANCHORS,
-                ROWS,
-                how.block_size,
-                bound=how.context_bound,
-                window=window,
-                window_rule=how.window_rule,
-            )
-            for window in how.window
-        ],
-        [
-            block_visible(how.block_size, in_block=inside, window=window)
-            for inside, window in zip(how.in_block, how.window, strict=True)
-        ],
+        [rule.rows(ANCHORS, ROWS) for rule in rules_of(how)],
+        [rule.own() for rule in rules_of(how)],
     )
 
 
@@ -147,20 +123,6 @@ def test_norms_by_hand():
     torch.testing.assert_close(plain(x), torch.tensor([[3.0, 4.0]]) / root)
     one_plus.weight.data = torch.tensor([1.0, 0.0])
     torch.testing.assert_close(one_plus(x), torch.tensor([[6.0, 4.0]]) / root)
-
-
-def test_masks_by_hand():
-    strict = context_visible(torch.tensor([2]), 4, 2)
-    assert strict.int().tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0]]]
-    inclusive = context_visible(torch.tensor([2]), 4, 2, bound="inclusive")
-    assert inclusive.int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 0]]]
-    by_slot = context_visible(torch.tensor([3]), 4, 2, window=3)
-    assert by_slot.int().tolist() == [[[0, 1, 1, 0], [0, 0, 1, 0]]]
-    by_anchor = context_visible(torch.tensor([3]), 4, 2, window=2, window_rule="anchor")
-    assert by_anchor.int().tolist() == [[[0, 1, 1, 0], [0, 1, 1, 0]]]
-    assert block_visible(3, in_block="causal").int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    leak = training_mask(torch.tensor([[1, 2]]), 2, 2, other_blocks="later")[0, :, 2:]
-    assert leak.int().tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]
 
 
 @pytest.mark.parametrize(
