@@ -61,7 +61,7 @@ def _rope_places(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
 
 
 def _rope_theta(m: Material, places: Mapping[str, Mapping[str, Any]]) -> Iterator[StaticFinding]:
-    stated = {p: v["rope_theta"] for p, v in places.items() if v.get("rope_theta") is not None}
+    stated = {p: v["rope_theta"] for p, v in places.items() if _is_number(v.get("rope_theta"))}
     if len(set(stated.values())) > 1:
         said = ", ".join(f"{_key(place)} is {value!r}" for place, value in stated.items())
         text = f"RoPE's theta depends on the key that is read: {said}."
@@ -81,6 +81,10 @@ def _rope_theta(m: Material, places: Mapping[str, Mapping[str, Any]]) -> Iterato
                 f"takes {THETA:g}."
             )
             yield StaticFinding("rope.theta", "note", text, {"theta": stated})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _key(place: str) -> str:
@@ -109,7 +113,7 @@ def _rope_layout(m: Material, places: Mapping[str, Mapping[str, Any]]) -> Iterat
     """Keys that some readers follow and others, the drafter's own class among them, do not."""
     factors = [m.body.get("partial_rotary_factor")]
     factors += [v.get("partial_rotary_factor") for v in places.values()]
-    partial = {f for f in factors if isinstance(f, int | float) and f != 1}
+    partial = {f for f in factors if _is_number(f) and f != 1}
     if partial and not m.overridden("rotary_width"):
         text = (
             f"partial_rotary_factor is {listed(sorted(partial))}: vLLM and SGLang rotate that part "
@@ -149,7 +153,7 @@ def _rope_buffers(m: Material) -> Iterator[StaticFinding]:
         # A buffer that was cast to bfloat16 is off by up to 1 in 256.
         elif not torch.allclose(stored, ours, rtol=1e-2, atol=0):
             implied = _implied_theta(stored)
-            said = f"those of theta {implied:.4g}" if implied else "no RoPE's"
+            said = f"those of about theta {implied:.2g}" if implied else "no RoPE's"
             text = f"{name} holds other frequencies than theta {how.rope_theta:g} gives: {said}."
             evidence = {"tensor": name, "implied_theta": implied}
             yield StaticFinding("rope.theta", "fail", text, evidence)

@@ -27,7 +27,7 @@ def check_length(m: Material) -> Checked:
     elif longest > limit:
         text = (
             f"max_position_embeddings is {limit}, texts and blocks reach position {longest}: "
-            "servers clip or refuse what lies beyond, and no position there was trained."
+            "servers clip or refuse what lies beyond."
         )
         found.append(StaticFinding(cause, "warn", text, {"limit": limit, "longest": longest}))
     if isinstance(limit, int) and isinstance(theirs, int) and limit < theirs:
