@@ -436,7 +436,8 @@ class Run:
         if self.config.target:
             from dflash_diag.targets import load_tokenizer
 
-            tokenizer = load_tokenizer(self.config.target)
+            found = load_tokenizer(self.config.target)
+            tokenizer = None if found is None else static_audit.TokenizerFacts.of(found)
         material = static_audit.Material(
             checkpoint=reading.checkpoint,
             convention=reading.convention,
@@ -447,7 +448,7 @@ class Run:
             target=capture.target_facts,
             embedding=_or_none(lambda: capture.embedding),
             head=_or_none(lambda: capture.head),
-            tokenizer=static_audit.TokenizerFacts.of(tokenizer) if tokenizer else None,
+            tokenizer=tokenizer,
             texts=[capture.tokens(i) for i in range(len(capture))],
         )
         return [one.to_json() for one in static_audit.audit_static(material)]

@@ -39,7 +39,7 @@ def _tensors(result: Result, ax: Axes) -> None:
 def _static(result: Result, ax: Axes) -> None:
     effects = result.params["effects"]
     if effects:
-        _by_kind(ax, [(one["kind"], one["layer"], one["effect"]) for one in effects])
+        _by_kind(ax, [(one["kind"], one["layer"], one["effect"]) for one in effects], edge=0.01)
     else:
         why = "the drafter cannot be run"
         ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", color=SOFT)
@@ -48,14 +48,16 @@ def _static(result: Result, ax: Axes) -> None:
     set_title(ax, result.params["finding"])
 
 
-def _by_kind(ax: Axes, tensors: list[tuple[str, int, float]]) -> None:
+def _by_kind(
+    ax: Axes, tensors: list[tuple[str, int, float]], *, edge: float = float("inf")
+) -> None:
     """Kind, layer and a number of every tensor: the layer is written where the number is.
 
-    Zeros stand at the left edge.
+    Zeros stand at the left edge, which is below all other numbers and at most at ``edge``.
     """
     kinds = list(dict.fromkeys(kind for kind, _, _ in tensors))
     positive = [value for _, _, value in tensors if value > 0]
-    floor = min(positive) / 3 if positive else 1e-3
+    floor = min(min(positive, default=3e-3) / 3, edge)
     for kind, layer, value in tensors:
         ax.annotate(
             "f" if layer is None or layer < 0 else str(int(layer)),
@@ -68,6 +70,7 @@ def _by_kind(ax: Axes, tensors: list[tuple[str, int, float]]) -> None:
         )
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("")
     ax.set_xlim(floor * 0.8, max(positive, default=floor) * 1.6)
     ax.set_yticks(range(len(kinds)), kinds)
     ax.set_ylim(len(kinds) - 0.4, -0.6)

@@ -103,13 +103,20 @@ def _declared_layers(m: Material) -> Iterator[StaticFinding]:
 
 
 def fc_taps(m: Material) -> int | None:
-    """Tapped layers that fc has columns for; None where they cannot be counted."""
+    """Tapped layers that fc has columns for; None where they cannot be counted.
+
+    A layer is as wide as the target, or as the checkpoint declares it; where one of the two gives
+    the number that is listed, it is that.
+    """
     if "fc.weight" not in m.checkpoint.tensors:
         return None
     shape = m.checkpoint.tensors["fc.weight"].shape
-    width = m.target.get("hidden_size") or next(
-        (m.body[k] for k in ("target_hidden_size", "hidden_size") if m.body.get(k)), None
-    )
-    if len(shape) != 2 or not isinstance(width, int) or shape[1] % width:
-        return None
-    return int(shape[1]) // width
+    widths = [m.target.get("hidden_size"), m.body.get("target_hidden_size")]
+    widths.append(m.body.get("hidden_size"))
+    counts = [
+        int(shape[1]) // width
+        for width in widths
+        if len(shape) == 2 and isinstance(width, int) and width > 0 and shape[1] % width == 0
+    ]
+    listed_count = len(m.convention.taps)
+    return listed_count if listed_count in counts else next(iter(counts), None)

@@ -55,9 +55,8 @@ def _rope_places(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
             yield name, flat
         nested = {k: v for k, v in value.items() if isinstance(v, Mapping)}
         used = set(body.get("layer_types") or nested) & set(nested) or set(nested)
-        for kind, parameters in nested.items():
-            if kind in used:
-                yield f"{name}.{kind}", parameters
+        for kind in sorted(used):
+            yield f"{name}.{kind}", nested[kind]
 
 
 def _rope_theta(m: Material, places: Mapping[str, Mapping[str, Any]]) -> Iterator[StaticFinding]:

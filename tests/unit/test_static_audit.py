@@ -274,8 +274,11 @@ UNUSED = "checkpoint.missing_or_unused_tensors"
 TWO = "checkpoint.config_contradiction"
 FLAT = {name: torch.ones_like(tensors()[name]) for name in NORMS}
 BAD = {
-    "another target's width": ({"at_hand": {"target": {**TARGET, "n_layers": 9}}},
+    "another target's depth": ({"at_hand": {"target": {**TARGET, "n_layers": 9}}},
                                [("checkpoint.wrong_target", "fail")]),
+    "another target's size": (
+        {"at_hand": {"target": {**TARGET, "hidden_size": 24}, "embedding": None, "head": None}},
+        [("checkpoint.wrong_target", "fail")]),
     "a norm is missing": ({"weights": {"norm.weight": None}}, [(UNUSED, "fail")]),
     "a matrix is missing": ({"weights": {"layers.1.mlp.up_proj.weight": None}}, [(UNUSED, "fail")]),
     "a tensor of another kind of drafter": (
