@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dflash_diag.capture import make_capture
+from dflash_diag.causes import CAUSES
 from dflash_diag.checkpoints import audit, load_drafter, read_checkpoint, resolve_convention
 from dflash_diag.config import RunConfig
 from dflash_diag.drafter import rope_frequencies
@@ -394,6 +395,7 @@ BAD = {
 @pytest.mark.parametrize(("changes", "expected"), BAD.values(), ids=BAD)
 def test_one_bad_input_is_found_and_nothing_else(make, changes, expected):
     assert found(make(**changes)) == expected
+    assert {cause for cause, _ in expected} <= set(CAUSES)
 
 
 def test_words_that_a_person_needs(make):
