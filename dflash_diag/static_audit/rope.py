@@ -129,10 +129,13 @@ def _rope_layout(m: Material, places: Mapping[str, Mapping[str, Any]]) -> Iterat
         )
         yield StaticFinding("rope.scaling", "warn", text, {"keys": mrope})
     styles = m.declared("is_neox_style", "rope_is_neox_style")
-    wrong = {k: v for k, v in styles.items() if bool(v) is m.convention.rope_interleaved}
-    if wrong and not m.overridden("rope_interleaved"):
+    interleaved = [f"{key} is {value}" for key, value in styles.items() if not value]
+    if interleaved and not m.overridden("rope_interleaved"):
         pairs = "neighbouring dimensions" if m.convention.rope_interleaved else "halves of a head"
-        text = f"{listed(f'{k} is {v}' for k, v in wrong.items())}, but this reading pairs {pairs}."
+        text = (
+            f"{listed(interleaved)}: vLLM and SGLang then pair neighbouring dimensions, z-lab's "
+            f"class and most trainers halves of a head. This reading pairs {pairs}."
+        )
         yield StaticFinding("rope.interleaving", "warn", text, {"declared": styles})
 
 

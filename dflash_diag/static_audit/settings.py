@@ -84,7 +84,7 @@ def check_configuration(m: Material) -> Checked:
     found = [
         StaticFinding(cause, "warn", f"{one}.", {"field": one.field})
         for one in contradictions(m.checkpoint)
-        if not one.field.startswith(_ELSEWHERE)
+        if not (one.field.startswith(_ELSEWHERE) or "speculative_tokens" in one.other)
     ]
     arguments = m.checkpoint.training_args or {}
     for name, what in _TRAINED_AS.items():
