@@ -5,6 +5,7 @@
     OUT/run.json                      the configuration
     OUT/captures/KEY/                 what the target did (unless --capture names one)
     OUT/scores/KEY/                   scores and metrics of one drafter
+    OUT/static/KEY.json               what one drafter's files say without being scored
     OUT/lossless/KEY.json             outcome of the lossless check
     OUT/divergence/KEY.json           comparison with another backend, dtype or capture
     OUT/state_checks/KEY.json         audit of the hidden states
@@ -22,18 +23,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dflash_diag import diagnostics, storage
 from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
-from dflash_diag.errors import BadInput, CheckpointError, OutputError
+from dflash_diag.errors import BadInput, CaptureError, CheckpointError, OutputError
 from dflash_diag.example import EXAMPLE
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from dflash_diag.scoring import Scores
     from dflash_diag.servers import Server
     from dflash_diag.targets import Target
+
+T = TypeVar("T")
 
 SCORE_RESULTS = (
     "target.lossless",
@@ -139,6 +142,14 @@ def _server(config: RunConfig) -> Server | None:
     return Server(
         config.server, model=config.server_model, timeout=config.server_timeout, seed=config.seed
     )
+
+
+def _or_none(get: Callable[[], T]) -> T | None:
+    """What ``get`` returns, or None where the capture does not hold it."""
+    try:
+        return get()
+    except CaptureError:
+        return None
 
 
 def capture_only(config: RunConfig) -> Path:
@@ -405,6 +416,56 @@ class Run:
 
     # --- measured -----------------------------------------------------------------------------
 
+    def static(self, role: str) -> Sequence[Mapping[str, Any]]:
+        path = self.out / "static" / f"{self._static_key(role)[:12]}.json"
+        if not path.is_file():
+            storage.write_json(path, self._audit_static(role))
+        found: Sequence[Mapping[str, Any]] = storage.read_json(path)
+        return found
+
+    def _audit_static(self, role: str) -> list[dict[str, Any]]:
+        from dflash_diag import static_audit
+
+        reading, capture = self.reading(role), self.capture
+        drafter, why = None, ""
+        try:
+            drafter = self.drafter(role, strict=False)
+        except CheckpointError as error:
+            why = str(error)
+        tokenizer = None
+        if self.config.target:
+            from dflash_diag.targets import load_tokenizer
+
+            found = load_tokenizer(self.config.target)
+            tokenizer = None if found is None else static_audit.TokenizerFacts.of(found)
+        material = static_audit.Material(
+            checkpoint=reading.checkpoint,
+            convention=reading.convention,
+            problems=reading.problems,
+            drafter=drafter,
+            unloadable=why,
+            sample=_or_none(lambda: static_audit.captured_sample(capture, reading.convention)),
+            target=capture.target_facts,
+            embedding=_or_none(lambda: capture.embedding),
+            head=_or_none(lambda: capture.head),
+            tokenizer=tokenizer,
+            texts=[capture.tokens(i) for i in range(len(capture))],
+        )
+        return [one.to_json() for one in static_audit.audit_static(material)]
+
+    def _static_key(self, role: str) -> str:
+        from dflash_diag.static_audit import beside
+
+        checkpoint = self.checkpoint(role)
+        return storage.content_key(
+            "static/1",
+            self.score_key(role),
+            self.config.target,
+            checkpoint.config,
+            checkpoint.training_args,
+            beside(checkpoint),
+        )
+
     def scores(self, role: str) -> Scores:
         """Scores of one drafter, computed if they are not there."""
         if role not in self._scores:
@@ -428,8 +489,8 @@ class Run:
         Capture.load(capture.path, target=self.config.target or None)
         return score(capture, self.drafter(role))
 
-    def drafter(self, role: str) -> Drafter:
-        """A drafter, loaded under its convention."""
+    def drafter(self, role: str, *, strict: bool = True) -> Drafter:
+        """A drafter, loaded under its convention; ``strict`` as in `load_drafter`."""
         import torch
 
         from dflash_diag.checkpoints import load_drafter
@@ -438,7 +499,11 @@ class Run:
         device = resolve_device(self.config.device)
         dtype = DTYPES.get(self.config.dtype) or (torch.float32 if device.type == "cpu" else None)
         return load_drafter(
-            self.checkpoint(role), self.convention(role), dtype=dtype, device=device
+            self.checkpoint(role),
+            self.convention(role),
+            dtype=dtype,
+            device=device,
+            strict=strict,
         )
 
     def score_key(self, role: str, digest: str = "") -> str:
@@ -661,7 +726,7 @@ class Run:
         return storage.content_key(
             id,
             diagnostics.get(id).version,
-            [[role, self.name(role), self.score_key(role)] for role in self.roles],
+            [[role, self.name(role), self._static_key(role)] for role in self.roles],
             self.config.target,
             self.config.served_output,
             self.config.against,

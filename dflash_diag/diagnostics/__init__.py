@@ -11,6 +11,7 @@ MODULES = (
     "checkpoint_facts",
     "checkpoint_tensors",
     "checkpoint_convention",
+    "checkpoint_static",
     "lossless",
     "reference",
     "headline",

@@ -67,6 +67,9 @@ class Inputs(Protocol):
     def convention(self, role: str) -> Convention:
         """The reading under which it was scored."""
 
+    def static(self, role: str) -> Sequence[Mapping[str, Any]]:
+        """What its files say without being scored: one `Checked` a check, as JSON."""
+
     def scores(self, role: str) -> Scores:
         """One row an anchor."""
 

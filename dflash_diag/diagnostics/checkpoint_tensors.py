@@ -52,7 +52,7 @@ def tensors(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
             not_finite.append(tensor)
         elif rms == 0.0:
             all_zero.append(tensor)
-        kind, layer = _kind(tensor)
+        kind, layer = kind_of(tensor)
         rows.append(
             {
                 "tensor": tensor,
@@ -89,7 +89,7 @@ def tensors(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     )
 
 
-def _kind(tensor: str) -> tuple[str, int]:
+def kind_of(tensor: str) -> tuple[str, int]:
     """What a tensor is, without its layer, and the layer (-1 outside layers)."""
     inside = LAYER.match(tensor)
     if inside:

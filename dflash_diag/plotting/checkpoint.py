@@ -31,28 +31,50 @@ def _millions(n: float) -> str:
 
 def _tensors(result: Result, ax: Axes) -> None:
     frame = result.frame[result.frame["rms"].notna()]
-    kinds = list(dict.fromkeys(frame["kind"]))
-    positive = frame["rms"][frame["rms"] > 0]
-    floor = float(positive.min()) / 3 if len(positive) else 1e-3
-    for row in frame.itertuples():
-        layer = "f" if row.layer is None or row.layer < 0 else str(int(row.layer))
+    _by_kind(ax, list(zip(frame["kind"], frame["layer"], frame["rms"], strict=True)))
+    ax.set_xlabel("root mean square of the values")
+    set_title(ax, result.params["finding"])
+
+
+def _static(result: Result, ax: Axes) -> None:
+    effects = result.params["effects"]
+    if effects:
+        _by_kind(ax, [(one["kind"], one["layer"], one["effect"]) for one in effects], edge=0.01)
+    else:
+        why = "the drafter cannot be run"
+        ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", color=SOFT)
+        ax.set_yticks([])
+    ax.set_xlabel("change of what the head reads (1: as large as the output)")
+    set_title(ax, result.params["finding"])
+
+
+def _by_kind(
+    ax: Axes, tensors: list[tuple[str, int, float]], *, edge: float = float("inf")
+) -> None:
+    """Kind, layer and a number of every tensor: the layer is written where the number is.
+
+    Zeros stand at the left edge, which is below all other numbers and at most at ``edge``.
+    """
+    kinds = list(dict.fromkeys(kind for kind, _, _ in tensors))
+    positive = [value for _, _, value in tensors if value > 0]
+    floor = min(min(positive, default=3e-3) / 3, edge)
+    for kind, layer, value in tensors:
         ax.annotate(
-            layer,
-            (max(row.rms, floor), kinds.index(row.kind)),
+            "f" if layer is None or layer < 0 else str(int(layer)),
+            (max(value, floor), kinds.index(kind)),
             ha="center",
             va="center",
             fontsize=9,
-            color=LOOKS["drafter"].colour if row.rms > 0 else BAD,
+            color=LOOKS["drafter"].colour if value > 0 else BAD,
             fontweight="bold",
         )
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:g}")
-    ax.set_xlim(floor * 0.8, float(frame["rms"].max()) * 1.6)
+    ax.xaxis.set_minor_formatter("")
+    ax.set_xlim(floor * 0.8, max(positive, default=floor) * 1.6)
     ax.set_yticks(range(len(kinds)), kinds)
     ax.set_ylim(len(kinds) - 0.4, -0.6)
     ax.grid(axis="both")
-    ax.set_xlabel("root mean square of the values")
-    set_title(ax, result.params["finding"])
 
 
 def _convention(result: Result, ax: Axes) -> None:
@@ -117,5 +139,15 @@ PLOTS: dict[str, Plot] = {
             "slots of its own block. A dot marks the position whose token the slot predicts."
         ),
         height=lambda r: 1.3 + 0.24 * min(r.params["block_size"], 16),
+    ),
+    "checkpoint.static": Plot(
+        panels=(_static,),
+        shows="How much the output changes when each tensor of the drafter is silenced",
+        caption=(
+            "Each number is a draft layer (f: not in a layer) at the root mean square by which "
+            "what the head reads changes when that tensor is made zero, over that of the output. "
+            "A tensor at the left edge does nothing. The table has all checks."
+        ),
+        height=lambda r: 1.3 + 0.27 * len({one["kind"] for one in r.params["effects"]}),
     ),
 }

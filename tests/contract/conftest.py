@@ -54,6 +54,24 @@ def checkpoint() -> SimpleNamespace:
     )
 
 
+def static_checks() -> list[dict]:
+    """A finding, a note, something not at hand, and a check without a complaint."""
+    finding = {"cause": "mask_token.id", "severity": "fail", "evidence": {"is": "eos"}}
+    finding |= {"text": "The mask token 0 is the token <b>that</b> ends a text."}
+    note = {"cause": "layers.order", "severity": "note", "evidence": {}, "text": "Not sorted."}
+    rest = {"findings": [], "untested": [], "measured": {}}
+    effects = {"fc.weight": 0.9, "layers.0.mlp.up_proj.weight": 0.0, "layers.1.norm.weight": 0.2}
+    return [
+        {**rest, "check": "effect", "found": "3 tensors", "expected": "an effect"}
+        | {"measured": {"effects": effects, "on": "4 blocks"}},
+        {**rest, "check": "tapped layers", "found": "layers 1, 0", "expected": "layers"}
+        | {"findings": [note]},
+        {**rest, "check": "mask token", "found": "token 0", "expected": "another"}
+        | {"findings": [finding], "untested": ["no text is at hand"]},
+        {**rest, "check": "norms", "found": "", "expected": "", "untested": ["no norms"]},
+    ]
+
+
 def convention():
     from dflash_diag.conventions import Convention, Source
 
@@ -104,6 +122,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made = FakeInputs(drafters, {"drafter": "step_8000", "reference": "<b>published</b>"})
     made.checkpoints = dict.fromkeys(drafters, checkpoint())
     made.conventions = dict.fromkeys(drafters, convention())
+    made.static_checks = static_checks()
     made.made_continuations = continuations(n_prompts, generated)
     made.lossless_check = lossless_rows(n_prompts, generated)
     made.comparisons = fake_states.comparisons(n_prompts)

@@ -70,6 +70,7 @@ class FakeInputs:
     checkpoints: dict[str, Any] = field(default_factory=dict)
     conventions: dict[str, Any] = field(default_factory=dict)
     found_problems: dict[str, list[Any]] = field(default_factory=dict)
+    static_checks: list[dict[str, Any]] = field(default_factory=list)
     lossless_check: dict[str, Any] | None = None
     served_check: dict[str, Any] | None = None
     reference_check: dict[str, Any] | None = None
@@ -95,6 +96,9 @@ class FakeInputs:
 
     def convention(self, role: str) -> Any:
         return self.conventions[role]
+
+    def static(self, role: str) -> list[dict[str, Any]]:
+        return self.static_checks
 
     def scores(self, role: str) -> SimpleNamespace:
         return self.by_role[role]

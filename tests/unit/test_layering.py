@@ -45,6 +45,7 @@ LAYERS = [
         "sweeps",
         "scoring",
         "servers",
+        "static_audit",
         "targets",
         "tensorfile",
         "additions",
