@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_diag.checkpoints.absent_keys import AbsentKey, absent_keys
+from dflash_diag.checkpoints.absent_keys import AbsentKey, absent_keys, as_read_by
 from dflash_diag.checkpoints.ambiguities import Ambiguity, ambiguities
 from dflash_diag.checkpoints.auditing import TensorProblem, audit
 from dflash_diag.checkpoints.contradictions import Contradiction, contradictions
@@ -11,10 +11,11 @@ from dflash_diag.checkpoints.loading import checkpoint_dtype, drafter_shape, loa
 from dflash_diag.checkpoints.pickles import UnsafePickle
 from dflash_diag.checkpoints.reading import Checkpoint, read_checkpoint
 from dflash_diag.checkpoints.resolving import resolve_convention
-from dflash_diag.checkpoints.stacks.detecting import Stack, detect_stack
+from dflash_diag.checkpoints.stacks.detecting import READERS, Stack, detect_stack
 from dflash_diag.checkpoints.target_check import check_against_target, target_contradictions
 
 __all__ = [
+    "READERS",
     "AbsentKey",
     "Ambiguity",
     "Checkpoint",
@@ -25,6 +26,7 @@ __all__ = [
     "UnsafePickle",
     "absent_keys",
     "ambiguities",
+    "as_read_by",
     "audit",
     "check_against_target",
     "checkpoint_dtype",

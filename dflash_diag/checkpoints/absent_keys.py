@@ -15,6 +15,7 @@ from dflash_diag.checkpoints.stacks import speculators, vllm
 from dflash_diag.checkpoints.stacks.common import Reader
 from dflash_diag.checkpoints.stacks.detecting import READERS, detect_stack
 from dflash_diag.checkpoints.variants import variant
+from dflash_diag.conventions import Convention
 from dflash_diag.errors import CheckpointError
 
 
@@ -51,24 +52,27 @@ def absent_keys(checkpoint: Checkpoint) -> list[AbsentKey]:
     for name, (key, paths, engines) in _KEYS.items():
         if any(at(checkpoint.config, path) is not None for path in paths):
             continue
-        assumed = {one.title: _assumed(checkpoint, one, name) for one in READERS.values()}
+        assumed = {one.title: as_read_by(checkpoint, one, name) for one in READERS.values()}
         assumed |= {who: look(checkpoint) for who, look in engines.items()}
         if any(value != next(iter(assumed.values())) for value in assumed.values()):
-            found.append(AbsentKey(name, key, _assumed(checkpoint, stack.reader, name), assumed))
+            found.append(AbsentKey(name, key, as_read_by(checkpoint, stack.reader, name), assumed))
     return found
 
 
-def _assumed(checkpoint: Checkpoint, reader: Reader, name: str) -> Any:
-    """What a stack takes for a field of this checkpoint; None where it takes nothing."""
+def as_read_by(checkpoint: Checkpoint, reader: Reader, name: str) -> Any:
+    """What a stack takes a field of this checkpoint for; None where it takes it for nothing.
+
+    Layers are given as outputs of decoder layers, and a value that all layers share as one.
+    """
+    look = reader.fields.get(name)
     try:
-        value = reader.fields[name](checkpoint)
+        value = look(checkpoint) if look else None
+        rule = reader.fields.get("layer_id_rule") if name == "layer_ids" else None
+        if value is not None and rule is not None:
+            return as_outputs(value.value, getattr(rule(checkpoint), "value", "output"))
     except CheckpointError:
         return None
-    if value is None:
-        return None
-    ids = name == "layer_ids" and "layer_id_rule" in reader.fields
-    rule = reader.fields["layer_id_rule"](checkpoint) if ids else None
-    return plain(as_outputs(value.value, rule.value) if rule else value.value)
+    return plain(value.value) if value is not None else getattr(Convention, name, None)
 
 
 def _raw_eagle_ids(checkpoint: Checkpoint) -> Any:
