@@ -70,7 +70,9 @@ def _stack(result: Result, ax: Axes) -> None:
             )
     if not matrix:
         ax.annotate("every stack reads these files alike", (0, 0), ha="center", color=SOFT)
-    ax.set_xticks(range(len(stacks)), [name.replace("-", "-\n") for name in stacks], fontsize=8)
+    # Every other name stands a line higher, since they are wider than their columns.
+    names = [f"{name}\n" if x % 2 else name for x, name in enumerate(stacks)]
+    ax.set_xticks(range(len(stacks)), names, fontsize=8)
     ax.set_yticks(range(len(matrix)), list(matrix), fontsize=8.5)
     ax.set_xlim(-0.6, len(stacks) - 0.4)
     ax.set_ylim(max(len(matrix), 1) - 0.4, -0.6)
@@ -80,10 +82,11 @@ def _stack(result: Result, ax: Axes) -> None:
     set_title(ax, result.params["finding"])
 
 
-def _wrapped(text: str, width: int = 11) -> str:
+def _wrapped(text: str, width: int = 12) -> str:
     import textwrap
 
-    return "\n".join(textwrap.wrap(short(text, 3 * width), width)) or text
+    text = short(text, 3 * width).replace("bidirectional", "bi-directional")
+    return "\n".join(textwrap.wrap(text, width)) or text
 
 
 def _convention(result: Result, ax: Axes) -> None:
