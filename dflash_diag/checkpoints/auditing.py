@@ -30,6 +30,7 @@ from dflash_diag.checkpoints.stacks import speculators, vllm, zlab
 from dflash_diag.checkpoints.stacks.common import StackName
 from dflash_diag.checkpoints.stacks.detecting import Stack, detect_stack
 from dflash_diag.checkpoints.variants import TENSORS, declares_dflash2, markov_rank, variant
+from dflash_diag.checkpoints.vocabulary import draft_vocabulary
 from dflash_diag.conventions import Convention
 from dflash_diag.errors import CheckpointError
 
@@ -155,6 +156,7 @@ def _sizes(
         shape = shapes.get(f"layers.0.{name}")
         return shape[0] // unit if shape and shape[0] >= unit else otherwise
 
+    stated = draft_vocabulary(checkpoint)
     silent_kv = config.get("num_key_value_heads") is None
     silent_mlp = config.get("intermediate_size") is None
     return _Sizes(
@@ -172,7 +174,7 @@ def _sizes(
         else positive(config, "intermediate_size"),
         bias=bool(config.get("attention_bias", False)),
         vocabulary=facts.vocab_size if facts else _count(config.get("vocab_size")),
-        draft_vocabulary=shapes["d2t"][0] if len(shapes.get("d2t", ())) == 1 else None,
+        draft_vocabulary=stated[0] if stated else None,
     )
 
 
@@ -214,13 +216,14 @@ def _expected_beside(
     """Tensors beyond the plain drafter's: an own vocabulary, DFlash2's parts, a Markov head."""
     found: dict[str, Shape] = {}
     reduced = _read(checkpoint, stack, "vocabulary_map", convention) != "none"
-    known = shapes.get("lm_head.weight", (0,))[0]
-    rows = (s.draft_vocabulary if reduced else s.vocabulary) or known
+    known, mapped, embedded = (
+        (shapes.get(name) or (0,))[0] for name in ("lm_head.weight", "d2t", "embed_tokens.weight")
+    )
+    rows = (s.draft_vocabulary or known or mapped) if reduced else (s.vocabulary or known)
     if reduced:
         found["d2t"] = (rows,)
     if _read(checkpoint, stack, "embedding", convention) == "own":
-        own = shapes.get("embed_tokens.weight", (0,))[0]
-        found["embed_tokens.weight"] = (s.vocabulary or own, s.hidden)
+        found["embed_tokens.weight"] = (s.vocabulary or embedded, s.hidden)
     if reduced or _read(checkpoint, stack, "head", convention) == "own":
         found["lm_head.weight"] = (rows, s.hidden)
     steps = {_read(checkpoint, stack, "proposal", one) for one in (None, convention)}
@@ -298,8 +301,9 @@ def _markov(
     kind, key = draft_value(checkpoint.config, "markov_head_type")
     if kind not in (None, "vanilla", *heads):
         raise CheckpointError(f"{key} is {kind!r}", f"vanilla, {', '.join(heads)}")
+    held = [one for one, (part, _) in heads.items() if f"{name}{part}.weight" in shapes]
     for wanted, (part, shape) in heads.items():
-        if kind == wanted or (kind is None and f"{name}{part}.weight" in shapes):
+        if wanted in (held or [kind]):
             found[f"{name}{part}.weight"] = shape
             if f"{name}{part}.bias" in shapes:
                 found[f"{name}{part}.bias"] = shape[:1]
@@ -364,7 +368,7 @@ def _why_misshapen(
         return f"the tensors' hidden size is {hidden[0]}, hidden_size is {s.hidden}"
     if found == expected[::-1]:
         return "it is transposed"
-    part = name.split(".")[-2]
+    part = name.removesuffix(".weight").rsplit(".", 1)[-1]
     if part in ("q_norm", "k_norm"):
         return f"the tensor's head width is {found[0]}, head_dim is {s.head}"
     if part in ("q_proj", "k_proj", "v_proj", "o_proj"):

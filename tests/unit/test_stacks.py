@@ -23,6 +23,7 @@ from dflash_diag.checkpoints import (
     read_checkpoint,
     resolve_convention,
 )
+from dflash_diag.checkpoints.names import clean_name
 from dflash_diag.checkpoints.vocabulary import possible_kinds
 from dflash_diag.conventions import Convention
 from dflash_diag.errors import CheckpointError
@@ -804,3 +805,52 @@ def test_statements_that_readers_take_differently(name, write):
     config, field, other = AMBIGUOUS[name]
     found = [(one.field, one.other) for one in ambiguities(write(config))]
     assert (field, other) in found
+
+
+WEIRD = ["x", -1, 0, 10**30, 1.5, True, [], {"a": {}}, float("nan"), ["x", None]]
+FUZZED = {
+    "speculators, sliding, with copies": ("transformer_layer_config",),
+    "DeepSpec": (),
+    "Model-Optimizer": ("dflash_config",),
+    "verl-SpeCo": (),
+    "vLLM's form": ("dflash_config",),
+}
+
+
+@pytest.mark.parametrize("name", FUZZED)
+def test_no_value_of_a_configuration_ends_in_a_traceback(name, write):
+    checkpoint = written(write, LAYOUTS[name][1])
+    reading, messages = resolve_convention(checkpoint), []
+    keys = [(key,) for key in checkpoint.config]
+    keys += [(place, key) for place in FUZZED[name] for key in checkpoint.config[place]]
+    for *place, key in keys:
+        for value in WEIRD:
+            config = json.loads(json.dumps(checkpoint.config))
+            (config[place[0]] if place else config)[key] = value
+            changed = dataclasses.replace(checkpoint, config=config)
+            for step in (
+                resolve_convention,
+                detect_stack,
+                lambda c: audit(c, FACTS),
+                lambda c: audit(c, convention=reading),
+                contradictions,
+                absent_keys,
+                ambiguities,
+                lambda c: check_against_target(c, reading, FACTS),
+            ):
+                try:
+                    step(changed)
+                except CheckpointError as error:
+                    messages.append(str(error))
+    assert len(messages) > 100
+    assert not any("\n" in message or len(message) > 300 for message in messages)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (2, 3, 4)])
+def test_no_shape_of_an_added_tensor_ends_in_a_traceback(shape, write):
+    for config, kind in ((SELECTOR, dflash2()), ({"markov_rank": 4}, dspark("gated"))):
+        whole = {**kind, **target_parts()}
+        for name in whole:
+            checkpoint = write({**SPECULATORS, **config}, {**whole, name: torch.zeros(shape)})
+            (problem,) = audit(checkpoint, FACTS)
+            assert (problem.name, problem.kind) == (clean_name(name), "misshapen")
