@@ -31,7 +31,7 @@ import numpy as np
 
 from dflash_diag.bundle import Capture
 from dflash_diag.checkpoints import Checkpoint
-from dflash_diag.checkpoints.zlab import default_layer_ids
+from dflash_diag.checkpoints.keys import default_layer_ids
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.readings import (

@@ -229,7 +229,7 @@ def _can_do_without(problem: TensorProblem) -> bool:
 
 
 def _norm_eps(checkpoint: Checkpoint) -> float:
-    value = checkpoint.config.get("rms_norm_eps", 1e-6)
+    value = checkpoint.body.get("rms_norm_eps", 1e-6)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise CheckpointError(f"the configuration has rms_norm_eps={value!r}", "a small number")
     return float(value)

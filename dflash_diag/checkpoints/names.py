@@ -1,7 +1,37 @@
-"""From the names under which trainers store a drafter's tensors to the drafter's own names."""
+"""From the names under which trainers store a drafter's tensors to the drafter's own names.
+
+Canonical names, on which everything else relies:
+
+====================================================== ==========================================
+name                                                   shape
+====================================================== ==========================================
+``fc.weight``                                          [H, K*H_t]
+``hidden_norm.weight``, ``norm.weight``                [H]
+``layers.{i}.…``                                       as transformers' Qwen3 names them
+``layers.{i}.attention_conv.base_kernel``              [2, C, H]; so too ``mlp_conv``
+``layers.{i}.attention_conv.kernel_projection.weight`` [2*C*H/group, H]; so too ``mlp_conv``
+``candidate_selector.predecessor_codebook``            [V, r]
+``candidate_selector.successor_codebook``              [V, r]
+``candidate_selector.hidden_projection.weight``        [r, H]
+``markov_head.markov_w1``                              [V, r]
+``markov_head.markov_w2``                              [V_d, r]
+``markov_head.gate_proj.weight``                       [r, H + r], gated head; ``.bias`` [r]
+``markov_head.joint_proj.weight``                      [3*r, 2*r + H], recurrent; ``.bias`` [3*r]
+``confidence_head.proj.weight``                        [1, H] or [1, H + r]; ``.bias`` [1]
+``embed_tokens.weight``                                [V, H], an own embedding
+``lm_head.weight``                                     [V_d, H], an own head
+``d2t``, ``t2d``                                       [V_d], [V], a reduced vocabulary
+====================================================== ==========================================
+
+H hidden size, H_t the target's, K tapped layers, V and V_d the target's and the drafter's
+vocabulary, r rank, C taps of a convolution. Convolutions and selector are DFlash2's, Markov and
+confidence head DSpark's. Codebooks and Markov matrices have no ``.weight``, though most stacks
+store them as modules that add one.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,8 +52,19 @@ LANDMARKS = ("fc.weight", "hidden_norm.weight")
 """Tensors that a DFlash drafter has, and few other models."""
 
 
+_SPELLINGS = (
+    (r"logit_head\.(?=(prefix_gru|embed_proj|markov_head|confidence_head)\.)", ""),
+    (r"(?=markov_w[12]\b|(gate|joint)_proj\.)", "markov_head."),
+    (r"confidence_proj\.", "confidence_head.proj."),
+    (r"(markov_head\.markov_w[12]|candidate_selector\.(predecessor|successor)_codebook)\.weight$",
+     r"\1"),
+)  # fmt: skip
+"""Other spellings of canonical names, by the start of a name and what it becomes: early SpecForge
+nested its heads, Model-Optimizer exports DSpark's without their module."""
+
+
 def clean_name(name: str) -> str:
-    """``name`` without wrappers."""
+    """The canonical name: without wrappers, in one spelling."""
     for inner in INNER_WRAPPERS:
         name = name.replace(inner, "")
     changed = True
@@ -32,6 +73,9 @@ def clean_name(name: str) -> str:
         for wrapper in WRAPPERS:
             if name.startswith(wrapper):
                 name, changed = name[len(wrapper) :], True
+    for pattern, canonical in _SPELLINGS:
+        if found := re.match(pattern, name):
+            name = found.expand(canonical) + name[found.end() :]
     return name
 
 

@@ -38,6 +38,17 @@ class Checkpoint:
     """Other plain values of a raw file (step, epoch), and what was set aside."""
     weight_files: tuple[Path, ...]
 
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """Settings of the transformer itself: what speculators nests, else all of ``config``."""
+        nested = self.config.get("transformer_layer_config")
+        return nested if isinstance(nested, Mapping) else self.config
+
+    @property
+    def folder(self) -> Path:
+        """Where the weights lie."""
+        return self.weight_files[0].parent
+
     @cached_property
     def files(self) -> dict[str, str]:
         """sha256 of the files read, by name.
@@ -106,6 +117,8 @@ _NOT_WEIGHTS = (
     "training_args",
     "random_states",
     "mask_embedding",
+    "training_state_rank",
+    "training_state.rank",
 )
 
 

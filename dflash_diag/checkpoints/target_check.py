@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dflash_diag.checkpoints.facts import TargetFacts
+from dflash_diag.checkpoints.keys import N_TARGET, first
 from dflash_diag.checkpoints.reading import Checkpoint
-from dflash_diag.checkpoints.zlab import draft_value
 from dflash_diag.conventions import Convention
 from dflash_diag.errors import CheckpointError
 
@@ -19,8 +19,9 @@ def target_contradictions(
     Sizes are compared as declared, even where no tensor depends on them: a wrong number in a
     configuration is a checkpoint of something else until shown otherwise.
     """
-    config, found = checkpoint.config, []
-    hidden = config.get("target_hidden_size", config.get("hidden_size"))
+    config, body, found = checkpoint.config, checkpoint.body, []
+    hidden = config.get("target_hidden_size")
+    hidden = body.get("hidden_size") if hidden is None else hidden
     if hidden is not None and hidden != facts.hidden_size:
         found.append(
             CheckpointError(
@@ -29,7 +30,7 @@ def target_contradictions(
                 _ANOTHER,
             )
         )
-    vocab = config.get("vocab_size")
+    vocab = body.get("vocab_size")
     if vocab is not None and vocab != facts.vocab_size and not _is_reduced(checkpoint, facts):
         found.append(
             CheckpointError(
@@ -38,7 +39,7 @@ def target_contradictions(
                 _ANOTHER,
             )
         )
-    n_target, key = draft_value(config, "num_target_layers")
+    n_target, key = first(config, *N_TARGET)
     if n_target is not None and n_target != facts.n_layers:
         found.append(
             CheckpointError(
@@ -83,7 +84,7 @@ def check_against_target(
 
 def _is_reduced(checkpoint: Checkpoint, facts: TargetFacts) -> bool:
     """Whether a smaller vocabulary is declared together with its map to the target's."""
-    tensors, vocab = checkpoint.tensors, checkpoint.config.get("vocab_size")
+    tensors, vocab = checkpoint.tensors, checkpoint.body.get("vocab_size")
     if not isinstance(vocab, int) or vocab >= facts.vocab_size:
         return False
     to_target = "d2t" in tensors and tuple(tensors["d2t"].shape) == (vocab,)

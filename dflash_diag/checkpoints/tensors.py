@@ -106,6 +106,11 @@ class LazyTensors(Mapping[str, Tensor]):
             self._made[name] = self._source.tensor(self._stored[name])
         return self._made[name]
 
+    @property
+    def stored_names(self) -> Mapping[str, str]:
+        """The name under which the file holds each tensor."""
+        return self._stored
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
 

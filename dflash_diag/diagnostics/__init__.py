@@ -10,6 +10,7 @@ from dflash_diag.errors import BadInput
 MODULES = (
     "checkpoint_facts",
     "checkpoint_tensors",
+    "checkpoint_stack",
     "checkpoint_convention",
     "checkpoint_static",
     "lossless",

@@ -66,8 +66,10 @@ def convention(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """
     import pandas as pd
 
+    from dflash_diag.checkpoints import detect_stack
+
     role = inputs.roles[0]
-    reading = inputs.convention(role)
+    reading, stack = inputs.convention(role), detect_stack(inputs.checkpoint(role))
     fields = reading.to_json()
     rows = [
         {
@@ -86,8 +88,8 @@ def convention(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     if reading.context_bound == "inclusive":
         sight = "also sees the target state of its anchor, which serving does not have"
     headline = (
-        f"{inputs.name(role)}: {stated} of {len(rows)} answers are stated or implied by the "
-        f"files; a block of {reading.block_size} {sight}."
+        f"{inputs.name(role)}, read as {stack.title}'s: {stated} of {len(rows)} answers are stated "
+        f"or implied by the files; a block of {reading.block_size} {sight}."
     )
     return (
         headline,

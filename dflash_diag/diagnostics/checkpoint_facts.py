@@ -43,23 +43,24 @@ def facts(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """
     import pandas as pd
 
-    from dflash_diag.checkpoints import contradictions
+    from dflash_diag.checkpoints import contradictions, detect_stack
 
     role = inputs.roles[0]
     checkpoint, name = inputs.checkpoint(role), inputs.name(role)
-    config, convention = checkpoint.config, inputs.convention(role)
+    config, body, convention = checkpoint.config, checkpoint.body, inputs.convention(role)
     tensors = checkpoint.tensors
     sizes = {one: tensors[one].numel() for one in tensors}
     total = sum(sizes.values())
     types = Counter(str(tensors[one].dtype).removeprefix("torch.") for one in tensors)
     rows = [
         ("architecture", ", ".join(map(str, config.get("architectures", []))) or "—", "config"),
+        ("written by", detect_stack(checkpoint).title, "files and config"),
         ("file kind", checkpoint.kind, ", ".join(p.name for p in checkpoint.weight_files)),
         ("parameters", f"{total:,}", "tensors"),
         ("stored as", ", ".join(f"{n} {kind}" for kind, n in types.most_common()), "tensors"),
-        ("draft layers", str(config.get("num_hidden_layers", "—")), "config"),
-        ("hidden size", str(config.get("hidden_size", "—")), "config"),
-        ("vocabulary", str(config.get("vocab_size", "—")), "config"),
+        ("draft layers", str(body.get("num_hidden_layers", "—")), "config"),
+        ("hidden size", str(body.get("hidden_size", "—")), "config"),
+        ("vocabulary", str(body.get("vocab_size", "—")), "config"),
         ("block size", str(convention.block_size), "convention"),
         ("proposals a round", str(convention.n_proposed), "convention"),
         ("tapped layers", ", ".join(map(str, convention.layer_ids)), "convention"),

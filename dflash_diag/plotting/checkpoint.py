@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_diag.plotting.pieces import BAD, LOOKS, SOFT, Plot, set_title
+from dflash_diag.plotting.pieces import AGREES, BAD, INK, LOOKS, SOFT, Plot, set_title, short
 from dflash_diag.results import Result
 
 if TYPE_CHECKING:
@@ -77,6 +77,40 @@ def _by_kind(
     ax.grid(axis="both")
 
 
+def _stack(result: Result, ax: Axes) -> None:
+    matrix = result.params["matrix"]
+    stacks = list(next(iter(matrix.values()), {"as here": ""}))
+    for y, row in enumerate(matrix.values()):
+        here = row[stacks[0]]
+        for x, name in enumerate(stacks):
+            if x and row[name] == here:
+                ax.plot(x, y, "o", color=AGREES, markersize=4)
+                continue
+            colour = INK if x == 0 else BAD
+            ax.annotate(
+                _wrapped(row[name]), (x, y), ha="center", va="center", fontsize=7.5, color=colour
+            )
+    if not matrix:
+        ax.annotate("every stack reads these files alike", (0, 0), ha="center", color=SOFT)
+    # Every other name stands a line higher, since they are wider than their columns.
+    names = [f"{name}\n" if x % 2 else name for x, name in enumerate(stacks)]
+    ax.set_xticks(range(len(stacks)), names, fontsize=8)
+    ax.set_yticks(range(len(matrix)), list(matrix), fontsize=8.5)
+    ax.set_xlim(-0.6, len(stacks) - 0.4)
+    ax.set_ylim(max(len(matrix), 1) - 0.4, -0.6)
+    ax.tick_params(length=0)
+    ax.xaxis.tick_top()
+    ax.grid(visible=False)
+    set_title(ax, result.params["finding"])
+
+
+def _wrapped(text: str, width: int = 12) -> str:
+    import textwrap
+
+    text = short(text, 3 * width).replace("bidirectional", "bi-directional")
+    return "\n".join(textwrap.wrap(text, width)) or text
+
+
 def _convention(result: Result, ax: Axes) -> None:
     from matplotlib.patches import Rectangle
 
@@ -130,6 +164,15 @@ PLOTS: dict[str, Plot] = {
             "tensor's values. A layer far from the others, or at 0 (left edge), deserves a look."
         ),
         height=lambda r: 1.3 + 0.27 * r.frame["kind"].nunique(),
+    ),
+    "checkpoint.stack": Plot(
+        panels=(_stack,),
+        shows="What each stack's code would make of these files, where they differ",
+        caption=(
+            "First column: the reading used here. A dot: another stack reads the same; red: it "
+            "reads otherwise (none: it finds no such value in these files)."
+        ),
+        height=lambda r: 1.2 + 0.42 * max(len(r.params["matrix"]), 1),
     ),
     "checkpoint.convention": Plot(
         panels=(_convention,),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import fake_states
 from fakes import FakeInputs, simulated_scores
+
+if TYPE_CHECKING:
+    from dflash_diag.checkpoints import Checkpoint
 
 
 def continuations(n_prompts: int, generated: int) -> list:
@@ -28,30 +34,34 @@ def continuations(n_prompts: int, generated: int) -> list:
     return made
 
 
-def checkpoint() -> SimpleNamespace:
+@cache
+def checkpoint() -> Checkpoint:
     import torch
 
+    from dflash_diag.checkpoints import read_checkpoint
     from dflash_diag.drafter import Drafter, DrafterShape
 
     shape = DrafterShape(
         hidden_size=8, n_taps=2, n_layers=2, n_heads=2, n_kv_heads=1, head_width=4, mlp_size=16
     )
     torch.manual_seed(0)
-    return SimpleNamespace(
-        tensors=dict(Drafter(shape, convention()).state_dict()),
-        config={
-            "architectures": ["DFlashDraftModel"],
-            "num_hidden_layers": 2,
-            "hidden_size": 8,
-            "num_attention_heads": 2,
-            "vocab_size": 300,
-            "block_size": 8,
-            "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 299},
-        },
-        kind="safetensors",
-        training_args={"lr": 1e-3, "optimizer": {"name": "adamw"}},
-        weight_files=[Path("model.safetensors")],
-    )
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "vocab_size": 300,
+        "block_size": 8,
+        "rope_theta": 10_000.0,
+        "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 299},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt"
+        torch.save(Drafter(shape, convention()).state_dict(), path)
+        made = read_checkpoint(path, config=config)
+        for name in made.tensors:
+            made.tensors[name]  # kept once it is read, so that the file may go
+    return replace(made, training_args={"lr": 1e-3, "optimizer": {"name": "adamw"}})
 
 
 def static_checks() -> list[dict]:

@@ -162,7 +162,34 @@ def test_the_plain_reading_and_where_every_value_came_from(make):
             4.0,
             "dflash_config.input_embedding_scale",
         ),
-        ({"partial_rotary_factor": 0.25}, "rotary_width", D, "head_dim (the whole head)"),
+        ({"partial_rotary_factor": 0.25}, "rotary_width", 2, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "rotary_width",
+            4,
+            "rope_parameters.partial_rotary_factor",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "default", "rope_dim": 6, "partial_rotary_factor": 0.5}},
+            "rotary_width",
+            6,
+            "rope_scaling.rope_dim",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1]}},
+            "rotary_width",
+            D,
+            "head_dim (the whole head)",
+        ),
+        ({"is_neox_style": False}, "rope_interleaved", True, "is_neox_style"),
+        ({"rope_is_neox_style": True}, "rope_interleaved", False, "rope_is_neox_style"),
+        ({"use_gemma_norm": True}, "norm_style", "one_plus", "use_gemma_norm"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 7e5}}, "rope_theta": None},
+            "rope_theta",
+            7e5,
+            "rope_parameters.full_attention.rope_theta",
+        ),
         ({"head_dim": None}, "rotary_width", D, "head_dim (the whole head)"),
     ],
 )
@@ -239,8 +266,19 @@ def test_rope_as_transformers_resolves_it(make, rope):
         ({"dflash_config": {"target_layer_ids": [1, "2"]}}, "expected a list of layer numbers"),
         (
             {"dflash_config": {"target_layer_ids": None}, "num_target_layers": None},
-            "lacks num_target_layers",
+            "lacks the tapped layers, and num_target_layers.*--set layer_ids",
         ),
+        ({"dflash_config": {"target_layer_ids": [1, 3, 1]}}, "lists layer 1 twice"),
+        (
+            {"dflash_config": {"target_layer_ids": [1, -2]}},
+            r"lists -2; expected layers from -1 \(the",
+        ),
+        ({"is_causal": "no"}, "is_causal is 'no'; expected true or false"),
+        ({"partial_rotary_factor": 0.1}, r"partial_rotary_factor \* head_dim is 0\.8"),
+        ({"partial_rotary_factor": 0.4}, r"partial_rotary_factor \* head_dim is 3\.2"),
+        ({"partial_rotary_factor": 1.5}, "expected an even number from 2 to 8"),
+        ({"rope_parameters": {"rope_dim": 5}}, r"rope_parameters\.rope_dim is 5"),
+        ({"rope_parameters": {"mrope_section": 4}}, r"mrope_section is 4; expected a list"),
         ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
         ({"layer_types": ["full_attention"]}, "layer_types lists 1; expected one type for each"),
         ({"layer_types": ["full_attention", "mamba"]}, "lists 'mamba'"),
@@ -253,7 +291,8 @@ def test_rope_as_transformers_resolves_it(make, rope):
                 "rope_parameters": {
                     "full_attention": {"rope_theta": 1e6},
                     "sliding_attention": {"rope_theta": 1e4},
-                }
+                },
+                "layer_types": ["full_attention", "sliding_attention"],
             },
             "differs between layer types",
         ),
@@ -261,10 +300,8 @@ def test_rope_as_transformers_resolves_it(make, rope):
         ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is None"),
         ({"rope_scaling": {"type": "yarn", "factor": 0}}, r"rope_scaling\.factor is 0"),
         ({"output_multiplier": "x"}, "output_multiplier is 'x'"),
-        ({"speculators_model_type": "dflash"}, "as speculators writes it"),
-        ({"eagle_aux_hidden_state_layer_ids": [2]}, "as vLLM's normal form writes it"),
-        ({"architectures": ["Qwen3DSparkModel"]}, "architecture is Qwen3DSparkModel"),
-        ({"dflash_config": {"projector_type": "domino"}}, "projector_type is domino"),
+        ({"dflash_config": {"projector_type": "domino"}}, "projector_type: a Domino drafter"),
+        ({"speculators_model_type": "xpress"}, "speculators_model_type: an XPress drafter"),
     ],
 )
 def test_configurations_that_are_refused_in_one_line(make, settings, match):
@@ -292,20 +329,23 @@ def test_contradictions_are_those_that_change_a_value(make):
             block_size=4,
             mask_token_id=4,
             rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-            dflash_config={"block_size": 8, "causal": True, "use_swa": True, "swa_window_size": 64},
+            dflash_config={"block_size": 8},
         )
     )
     assert [(c.field, c.used_value, c.other_value) for c in found] == [
         ("block_size", 8, 4),
         ("mask_token_id", 3, 4),
         ("rope_theta", 1e6, 1e4),
-        ("in_block", False, True),
-        ("window", 0, 64),
     ]
     assert "dflash_config.block_size is 8, block_size is 4; the first is used" in str(found[0])
     window = contradictions(make(**MIXED))
     assert [(c.field, c.used, c.other_value) for c in window] == [
-        ("window", "use_sliding_window", 32)
+        ("window", "layer_types, but no use_sliding_window", (None, 32))
+    ]
+    rotary = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1]}
+    found = contradictions(make(rope_parameters=rotary, partial_rotary_factor=0.25))
+    assert [(c.field, c.used_value, c.other, c.other_value) for c in found] == [
+        ("rotary_width", 4, "partial_rotary_factor", 2)
     ]
 
 
@@ -353,14 +393,8 @@ def test_a_drafter_of_a_wider_target(make):
 
 
 VARIANTS = {
-    "layers.0.attention_conv.base_kernel": "DFlash2 convolution",
-    "layers.1.mlp_conv.kernel_projection.weight": "DFlash2 convolution",
-    "candidate_selector.predecessor_codebook": "DFlash2 candidate selector",
-    "markov_head.markov_w1": "DSpark head",
-    "markov_w2": "DSpark head",
-    "confidence_head.proj.weight": "DSpark head",
     "prefix_gru.weight_ih_l0": "Domino GRU head",
-    "logit_head.embed_proj.0.weight": "Domino GRU head",
+    "embed_proj.0.weight": "Domino GRU head",
     "in_proj.weight": "XPress refiner",
     "mlp_up.weight": "XPress refiner",
     "aux_hidden_norms.0.weight": "Laguna",
@@ -386,7 +420,7 @@ def test_a_training_state_may_carry_copies_of_the_target(make):
     carried = ["embed_tokens.weight", "lm_head.weight", "rotary_emb.inv_freq"]
     checkpoint = make({n: torch.zeros(3) for n in carried}, raw=True)
     assert audit(checkpoint) == []
-    checkpoint = make({"candidate_selector.x": torch.zeros(3)}, raw=True)
+    checkpoint = make({"readout.weight": torch.zeros(3)}, raw=True)
     assert only(audit(checkpoint)).kind == "unexpected"
 
 
