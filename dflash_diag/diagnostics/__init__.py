@@ -28,6 +28,7 @@ MODULES = (
     "modules",
     "captured_states",
     "target_states",
+    "mask_influence",
 )
 
 

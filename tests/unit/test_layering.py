@@ -27,11 +27,13 @@ LAYERS = [
         "trees",
     },
     {"example"},
-    {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "divergence", "drafter"}
+    {"adapters", "backends", "bundle", "caches", "capture", "checkpoints", "decoding", "divergence", "drafter"}
     | {
         "foreign",
         "hidden_states",
         "identity",
+        "influence",
+        "influence_trials",
         "localization",
         "modules",
         "pairs",
@@ -47,6 +49,7 @@ LAYERS = [
         "servers",
         "targets",
         "tensorfile",
+        "visibility",
     },
     {"diagnostics"},
     {"alignment_runs", "compare", "config", "doctor", "runs", "state_runs", "training_audit"},
