@@ -170,18 +170,18 @@ def probe(
         raise BadInput(
             f"a rule with block_size, first slot and proposals {theirs}", f"the adapter's {ours}"
         )
-    trial = Trials(bench, rule)
-    parts = (trial.alone, trial.reach, trial.together, trial.taps)
+    trials = Trials(bench, rule)
+    parts = (trials.alone, trials.reach, trials.together, trials.taps)
     findings = [one for part in parts for one in part()]
     checks = list(run_checks(bench))
     findings += [
         Finding(one.cause, one.reason) for one in checks if one.cause and one.status == "differs"
     ]
     findings += [Finding(*one) for one in rule.not_servable()]
-    checks.append(trial.agreement())
+    checks.append(trials.gradients.agreement(trials.cells))
     return Influence(
-        cells=trial.cells,
-        causes=_causes(findings, trial.untested | _untested(checks)),
+        cells=trials.cells,
+        causes=_causes(findings, trials.untested | _untested(checks)),
         checks=[one.to_json() for one in checks],
         facts={
             "adapter": bench.drafter.name,
@@ -193,9 +193,9 @@ def probe(
             "anchors": list(bench.anchors),
             "repeated": bench.repeated,
             "rounding": bench.rounding,
-            **trial.facts,
+            **trials.facts,
         },
-        notes=trial.notes,
+        notes=trials.notes,
     )
 
 

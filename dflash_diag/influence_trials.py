@@ -7,16 +7,14 @@ K tapped layers, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dflash_diag.adapters import REFUSED
-from dflash_diag.adapters.bench import Bench, change
-from dflash_diag.adapters.checks import Check
+from dflash_diag.adapters.bench import FACTOR, Bench, change, repeated
+from dflash_diag.adapters.slopes import Gradients
 from dflash_diag.visibility import Rule, dependence
 
 NEAR = 8
@@ -32,25 +30,12 @@ class Finding(NamedTuple):
     evidence: str
 
 
-@dataclass(frozen=True)
-class Slopes:
-    """Gradients of one block's logits."""
-
-    rows: Tensor
-    """[D, T] size of the gradient by a row, times the row's size."""
-    slots: Tensor | None
-    """[D, B] the same for the block's own slots."""
-    along: Tensor
-    """[D] slope of a fixed combination of the logits towards `Bench.others`."""
-    weights: Tensor
-    """[D, V] that combination."""
-
-
 class Trials:
     """All trials of one adapter under one rule; fills `cells`, `facts`, `notes` and `untested`."""
 
     def __init__(self, bench: Bench, rule: Rule) -> None:
         self.bench, self.rule = bench, rule
+        self.gradients = Gradients(bench)
         self.cells: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -68,7 +53,7 @@ class Trials:
             self.notes.append(f"Rows at the anchor and beyond are refused: {bench.refusal}.")
         for anchor in bench.anchors:
             rows = bench.rows(anchor)
-            before, slopes = bench.logits(anchor, rows=rows), self._slopes(anchor, rows)
+            before, slopes = bench.logits(anchor, rows=rows), self.gradients.of(anchor, rows)
             on_rows, on_slots = dependence(self.rule, torch.tensor([anchor]), rows)
             for first, last in _groups(anchor, rows):
                 x = bench.features.clone()
@@ -144,7 +129,7 @@ class Trials:
                     "the longest that is tried here"
                 )
                 return
-            x = _repeated(x, anchor)
+            x = repeated(x, anchor)
         found, expected = self._oldest(anchor, x), self._oldest_expected(anchor)
         back = [None if row is None else anchor - row for row in found]
         rule_back = [None if row is None else anchor - row for row in expected]
@@ -153,9 +138,7 @@ class Trials:
             self.untested["mask.window"] = "no row has any influence"
             return
         if window is None:
-            self.notes.append(
-                f"A window above the {anchor} tokens of this context would not show."
-            )
+            self.notes.append(f"A window above the {anchor} tokens of this context would not show.")
         unlike = [k for k, (one, two) in enumerate(zip(back, rule_back, strict=True)) if one != two]
         if unlike:
             k = unlike[0]
@@ -168,7 +151,7 @@ class Trials:
 
     def _oldest(self, anchor: int, x: Tensor) -> list[int | None]:
         """The oldest row that moves each slot; None where no row does."""
-        others = _repeated(self.bench.others, len(x))
+        others = repeated(self.bench.others, len(x))
         before = self.bench.logits(anchor, x)
         known: dict[int, list[bool]] = {0: [False] * len(self.slots)}
 
@@ -177,7 +160,7 @@ class Trials:
             if count not in known:
                 changed = torch.cat([others[:count], x[count:]])
                 moved = change(before, self.bench.logits(anchor, changed))
-                known[count] = (moved > self.bench.repeated).tolist()
+                known[count] = (moved > self.bench.still).tolist()
             return known[count]
 
         oldest: list[int | None] = []
@@ -190,7 +173,7 @@ class Trials:
                 middle = (low + high) // 2
                 low, high = (low, middle) if moves(middle)[k] else (middle, high)
             oldest.append(low)
-        slopes = self._slopes(anchor, anchor, x)
+        slopes = self.gradients.of(anchor, anchor, x)
         if slopes is None:
             return oldest
         # A slope is not lost in the sum over all rows, as a small change may be.
@@ -268,7 +251,7 @@ class Trials:
 
         Through another block also the rows that it sees have an influence.
         """
-        seen = torch.stack([(moved > self.bench.repeated).any(-1) for moved in moved_by], dim=1)
+        seen = torch.stack([(moved > self.bench.still).any(-1) for moved in moved_by], dim=1)
 
         def unlike(rule: Rule) -> int:
             expected = dependence(rule, anchors, 0)[1][..., 0].any(1)
@@ -308,7 +291,7 @@ class Trials:
         whole = moved(bench.others)
         self.facts["context_influence"] = whole
         causes = ("hidden.ignored_by_drafter", "layers.missing_or_default", "layers.order")
-        if whole <= bench.repeated:
+        if whole <= bench.still:
             yield Finding(causes[0], "exchanging all rows of the context changes nothing")
             self.untested |= dict.fromkeys(causes[1:], "the context has no influence at all")
             return
@@ -319,121 +302,24 @@ class Trials:
             left_out[layer] = None if torch.equal(x, bench.features) else moved(x)
         self.facts["tap_influence"] = [[layer, number] for layer, number in left_out.items()]
         dead = [i for i, number in left_out.items() if number is not None]
-        dead = [layer for layer in dead if (left_out[layer] or 0.0) <= bench.repeated]
+        dead = [layer for layer in dead if (left_out[layer] or 0.0) <= bench.still]
         if dead:
             yield Finding(causes[1], f"leaving out layer {_listed(dead)} changes nothing")
         empty = [layer for layer, number in left_out.items() if number is None]
         if empty:
-            self.notes.append(f"The states of layer {_listed(empty)} are zero: nothing to leave out.")
+            self.notes.append(
+                f"The states of layer {_listed(empty)} are zero: nothing to leave out."
+            )
         pairs = [(i, i + 1) for i in range(len(ids) - 1) if not {ids[i], ids[i + 1]} <= {*dead}]
         if not pairs:
             self.untested[causes[2]] = "there are no two tapped layers with an influence to swap"
         for i, j in pairs:
             x = bench.features.clone()
             x[:, [i, j]] = x[:, [j, i]]
-            if not torch.equal(x, bench.features) and moved(x) <= bench.repeated:
+            # Equal columns still add up in another order.
+            same = FACTOR * max(bench.rounded_once, bench.repeated)
+            if not torch.equal(x, bench.features) and moved(x) <= same:
                 yield Finding(causes[2], f"swapping layers {ids[i]} and {ids[j]} changes nothing")
-
-    # --- gradients ------------------------------------------------------------------------------
-
-    def _slopes(self, anchor: int, rows: int, features: Tensor | None = None) -> Slopes | None:
-        """Gradients of a block by its context and its slots; None where there is no graph."""
-        if self.no_gradient is not None:
-            return None
-        return self._graph(anchor, rows, self.bench.features if features is None else features)
-
-    @cached_property
-    def no_gradient(self) -> str | None:
-        """Why there are no gradients; None where there are."""
-        try:
-            found = self._graph(self.bench.anchors[0], self.bench.anchors[0], self.bench.features)
-        except RuntimeError as error:
-            return str(error).splitlines()[0]
-        return None if found is not None else "the logits carry no graph"
-
-    @torch.enable_grad()
-    def _graph(self, anchor: int, rows: int, features: Tensor) -> Slopes | None:
-        bench, drafter = self.bench, self.bench.drafter
-        x = features[:rows].detach().clone().requires_grad_()
-        state, token = bench.context(rows, x), bench.token(anchor)
-        block = None
-        if drafter.has("block", "propose_block"):
-            block = drafter.block(token).clone().requires_grad_()
-            logits = drafter.propose_block(state, block, anchor)
-        else:
-            logits = drafter.propose(state, token, anchor)
-        if not logits.requires_grad:
-            return None
-        weights = self._weights(logits.detach())
-        combined = (torch.where(weights != 0, logits, 0.0) * weights).sum(-1)
-        inputs = [x] if block is None else [x, block]
-        towards = (_repeated(bench.others, rows) - x).detach()
-        by_row, by_slot, along = [], [], []
-        for one in combined:
-            found = torch.autograd.grad(one, inputs, retain_graph=True, allow_unused=True)
-            slopes = [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found)]
-            by_row.append((slopes[0].flatten(1).norm(dim=-1) * x.detach().flatten(1).norm(dim=-1)))
-            along.append((slopes[0].double() * towards.double()).sum())
-            if block is not None:
-                by_slot.append(slopes[1].norm(dim=-1) * block.detach().norm(dim=-1))
-        return Slopes(
-            torch.stack(by_row).detach().float().cpu(),
-            torch.stack(by_slot).detach().float().cpu() if by_slot else None,
-            torch.stack(along).cpu(),
-            weights,
-        )
-
-    def _weights(self, logits: Tensor) -> Tensor:
-        """[D, V] one random combination of each slot's logits, of the size of a relative change."""
-        generator = torch.Generator().manual_seed(self.bench.seed + 2)
-        drawn = torch.randn(logits.shape, generator=generator).to(logits.device)
-        rated = logits.isfinite()
-        kept = torch.where(rated, logits, 0.0)
-        spread = torch.where(rated, kept - kept.sum(-1, True) / rated.sum(-1, True), 0.0)
-        return torch.where(rated, drawn, 0.0) / spread.norm(dim=-1, keepdim=True)
-
-    def agreement(self) -> Check:
-        """Whether gradients say the same as perturbations: which cells, and how steep."""
-        name, question = "gradient", "Do gradients and perturbations agree?"
-        bench, anchor = self.bench, self.bench.anchors[-1]
-        slopes = self._slopes(anchor, anchor)
-        if slopes is None:
-            reason = self.no_gradient or ""
-            return Check(check=name, question=question, status="not testable", reason=reason)
-        # Central differences: the step at which truncation and rounding weigh about the same.
-        step = bench.unit ** (1 / 3)
-        towards = (bench.others - bench.features).double()
-        ends = [
-            bench.logits(anchor, (bench.features.double() + sign * step * towards).to(bench.features))
-            for sign in (1, -1)
-        ]
-        rated = slopes.weights != 0
-        difference = torch.where(rated, ends[0] - ends[1], 0.0).double()
-        measured = ((difference * slopes.weights.double()).sum(-1) / (2 * step)).cpu()
-        off = float((measured - slopes.along).abs().max())
-        tolerance = bench.rounding / step + step * float(slopes.along.abs().max())
-        cut = [
-            one
-            for one in self.cells
-            if one["gradient"] == 0 and one["influence"] > bench.repeated
-        ]
-        if off <= tolerance and not cut:
-            return Check(
-                check=name, question=question, status="ok", number=off, tolerance=tolerance
-            )
-        reason = (
-            f"{len(cut)} cells with an influence have no gradient: the graph is cut"
-            if cut
-            else "the slope of the logits is not what the gradient says"
-        )
-        return Check(
-            check=name,
-            question=question,
-            status="differs",
-            number=off,
-            tolerance=tolerance,
-            reason=reason,
-        )
 
     # --- shared ---------------------------------------------------------------------------------
 
@@ -459,7 +345,7 @@ class Trials:
                     "last": offsets[1],
                     "influence": influence,
                     "gradient": gradient,
-                    "seen": influence > self.bench.repeated or bool(gradient),
+                    "seen": influence > self.bench.still or bool(gradient),
                     "expected": bool(expected[k]),
                 }
             )
@@ -483,7 +369,8 @@ class Trials:
                 )
         if at and not any(one["seen"] for one in at):
             yield Finding(
-                "mask.anchor_included", f"{where}the rule shows the anchor's own row and it is not read"
+                "mask.anchor_included",
+                f"{where}the rule shows the anchor's own row and it is not read",
             )
         if not any(one["seen"] for one in cells):
             return
@@ -504,11 +391,6 @@ def _groups(anchor: int, rows: int) -> Iterator[tuple[int, int]]:
         last, size = last - size, 2 * size
     yield from reversed(old)
     yield from ((row, row) for row in range(max(0, anchor - NEAR), rows))
-
-
-def _repeated(x: Tensor, rows: int) -> Tensor:
-    """``x`` [T, ...] again and again until there are ``rows``."""
-    return x.repeat(-(-rows // len(x)), *[1] * (x.ndim - 1))[:rows]
 
 
 def _back(distance: int | None) -> str:

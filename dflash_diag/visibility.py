@@ -60,8 +60,7 @@ class Rule:
         if self.context_bound != "strict":
             yield (
                 "mask.anchor_included",
-                "the rule shows a block the states of its own anchor, which a server has only "
-                "after the block is verified",
+                "the rule shows a block the state of its anchor, which no server has by then",
             )
         if self.other_blocks != "hidden":
             yield (

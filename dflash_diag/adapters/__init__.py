@@ -48,8 +48,7 @@ from dflash_diag.errors import BadInput
 
 
 class AdapterError(BadInput):
-    """An adapter breaks its contract: a wrong shape, a value that is no number, an impossible size.
-    """
+    """An adapter breaks its contract: a wrong shape, no numbers, an impossible size."""
 
 
 class Refused(ValueError):

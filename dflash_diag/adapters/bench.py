@@ -22,6 +22,8 @@ ROUNDINGS = 10.0
 """What is more than this many times the effect of one rounding is no rounding: a forward pass of a
 few layers rounds every value about a hundred times, and a hundred independent errors add up to ten
 times one."""
+FACTOR = 2.0
+"""A change above this many times the largest of a few repetitions is none of chance."""
 DRAWS = 3
 
 
@@ -40,6 +42,11 @@ def change(before: Tensor, after: Tensor) -> Tensor:
     moved = (difference.square().sum(-1) / size).sqrt()
     same_tokens = (before.isfinite() == after.isfinite()).all(-1)
     return torch.where(same_tokens, moved, math.inf).cpu()
+
+
+def repeated(x: Tensor, rows: int) -> Tensor:
+    """``x`` [T, ...] again and again until there are ``rows``."""
+    return x.repeat(-(-rows // len(x)), *[1] * (x.ndim - 1))[:rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,13 +200,23 @@ class Bench:
         return max(float(change(first, one).max()) for one in again)
 
     @property
+    def still(self) -> float:
+        """Change up to which a slot counts as unmoved: 0 where answers repeat bit for bit."""
+        return FACTOR * self.repeated
+
+    @property
     def unit(self) -> float:
         """Unit roundoff of the drafter's type."""
         return torch.finfo(self.drafter.spec.dtype).eps / 2
 
-    @cached_property
+    @property
     def rounding(self) -> float:
         """Largest relative change of a slot that rounding explains."""
+        return ROUNDINGS * max(self.rounded_once, self.repeated)
+
+    @cached_property
+    def rounded_once(self) -> float:
+        """Largest relative change of a slot when every state is rounded once more."""
         anchor, generator = self.anchors[-1], torch.Generator().manual_seed(self.seed + 1)
         first, largest = self.logits(anchor), self.unit
         for _ in range(DRAWS):
@@ -208,4 +225,4 @@ class Bench:
             moved = self.features.double() * (1 + 2 * self.unit * sign.to(self.features.device))
             after = self.logits(anchor, moved.to(self.features.dtype))
             largest = max(largest, float(change(first, after).max()))
-        return ROUNDINGS * max(largest, self.repeated)
+        return largest

@@ -1,4 +1,4 @@
-"""This library's own drafter: what scoring runs, masks included, behind the five functions."""
+"""The built-in drafter behind the five functions: what scoring runs, masks included."""
 
 from __future__ import annotations
 
@@ -112,18 +112,14 @@ class Builtin:
             self._draft(state, tokens, torch.tensor([place], device=device), block)
         )[0]
 
-    def _draft(
-        self, state: Rows, tokens: Tensor, places: Tensor, block: Tensor | None
-    ) -> Tensor:
+    def _draft(self, state: Rows, tokens: Tensor, places: Tensor, block: Tensor | None) -> Tensor:
         """Hidden states [A, D, H] of blocks whose anchors are rows ``places`` of the context."""
         how = self.drafter.convention
         drafter = _Fed.of(self.drafter, block)
         drafter.convention = dataclasses.replace(
             how, position_offset=how.position_offset + state.start
         )
-        return draft_blocks(
-            drafter, self.embedding, tokens, places, state.features, state.layers
-        )
+        return draft_blocks(drafter, self.embedding, tokens, places, state.features, state.layers)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         how = self.drafter.convention

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -106,7 +107,9 @@ def _truncated(bench: Bench) -> Found:
     # As after a rejected draft: other states for the newest rows, cropped, then the true ones.
     drafted = torch.cat([bench.features[:back], others[back:anchor]])
     kept = bench.drafter.truncate(bench.context(anchor, drafted), back)
-    again = bench.drafter.context(bench.features[back:anchor], _positions(bench, back, anchor), kept)
+    again = bench.drafter.context(
+        bench.features[back:anchor], _positions(bench, back, anchor), kept
+    )
     moved.append(float(change(wanted, bench.drafter.propose(again, token, anchor)).max()))
     return max(moved), bench.rounding, "rows that were cropped still count, or others are lost"
 
@@ -116,7 +119,7 @@ def _chunked(bench: Bench) -> Found:
     anchor = bench.anchors[-1]
     edges = sorted({0, anchor // 2, anchor - 1, anchor})
     state = None
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         piece = bench.features[start:end], _positions(bench, start, end)
         state = bench.drafter.context(*piece, state)
     found = bench.drafter.propose(state, bench.token(anchor), anchor)
@@ -164,7 +167,7 @@ def _anchor_read(bench: Bench) -> Found:
         other = bench.logits(anchor, token=bench.other_token(bench.token(anchor)))
         moved.append(float(change(bench.logits(anchor), other).max()))
     # Turned round, so that a small number is a good one here as well.
-    still = sum(one <= bench.repeated for one in moved) / len(moved)
+    still = sum(one <= bench.still for one in moved) / len(moved)
     return still, 0.0, "blocks do not change with their anchor's token"
 
 

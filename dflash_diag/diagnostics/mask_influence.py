@@ -39,7 +39,6 @@ def influence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     role = inputs.roles[0]
     name, seen = inputs.name(role), inputs.influence(role)
     facts = seen.facts
-    rounding = f"{facts['rounding']:.1g}"
     checked = [one for one in seen.checks if one["status"] == "ok"]
     if seen.clean:
         headline = (
@@ -54,10 +53,13 @@ def influence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         headline = f"{name}: {wrong[0]}{more}."
         named = ", ".join(one["cause"] for one in seen.found)
         finding = f"{name}: {named or 'states of the context do not agree'}"
+    moved = (
+        f"Slots move by {facts['repeated']:.1g} from call to call; rounding would explain up to "
+        f"{facts['rounding']:.1g}."
+    )
     notes = [
         "This says what the code does; what the weights were trained for is another question.",
-        f"Slots move by up to {facts['repeated']:.1g} when nothing changes, and by up to "
-        f"{rounding} through rounding.",
+        moved,
     ]
     notes += [f"{one['cause']}: {one['evidence']}." for one in seen.found[1:]]
     notes += [

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FAINTEST, STRONGEST = 1e-4, 1.0
 """Ends of the colours, as a relative change."""
+UNSEEN = "#f2f3f5"
 AHEAD = 4
 """Rows from the anchor on that are drawn one by one; what lies further is one column."""
 NUMBERED = 24
@@ -24,7 +25,8 @@ def _rows(result: Result, ax: Axes) -> None:
     frame = result.frame[lambda f: f["kind"] == "row"]
     last = int(frame["last"].max())
     beyond = frame["first"] >= AHEAD
-    columns, names = [], []
+    columns: list[pd.DataFrame] = []
+    names: list[str] = []
     old = frame[frame["first"] < frame["last"]]
     for newest, oldest in sorted(old.groupby("last")["first"].min().items(), reverse=True):
         columns.insert(0, frame[(frame["last"] == newest) & (frame["first"] < frame["last"])])
@@ -63,7 +65,7 @@ def _slots(result: Result, ax: Axes) -> None:
 
 
 def _matrix(ax: Axes, result: Result, columns: list[pd.DataFrame], names: list[str]) -> None:
-    """One column a thing that was changed, one row a slot; a cross where the rule says otherwise."""
+    """One column a thing that was changed, one row a slot; a cross where the rule differs."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
@@ -79,8 +81,8 @@ def _matrix(ax: Axes, result: Result, columns: list[pd.DataFrame], names: list[s
                 continue
             cell = cells.loc[slot]
             depth = _depth(float(cell["influence"])) if cell["seen"] else 0.0
-            box = {"edgecolor": "white", "facecolor": shades(depth) if cell["seen"] else "#f2f3f5"}
-            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, linewidth=0.8, **box))
+            face = shades(depth) if cell["seen"] else UNSEEN
+            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=face, ec="white", lw=0.8))
             if cell["seen"] and len(columns) <= NUMBERED:
                 ax.text(
                     x,
@@ -92,8 +94,8 @@ def _matrix(ax: Axes, result: Result, columns: list[pd.DataFrame], names: list[s
                     color="white" if depth > 0.6 else INK,
                 )
             if bool(cell["seen"]) != bool(cell["expected"]):
-                inset = {"fill": False, "edgecolor": BAD, "linewidth": 1.4}
-                ax.add_patch(Rectangle((x - 0.43, y - 0.43), 0.86, 0.86, **inset))
+                corner = (x - 0.43, y - 0.43)
+                ax.add_patch(Rectangle(corner, 0.86, 0.86, fill=False, ec=BAD, lw=1.4))
                 ax.plot(x + 0.3, y - 0.28, "x", color=BAD, markersize=4, markeredgewidth=1.4)
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(len(slots) - 0.5, -0.5)
@@ -103,7 +105,9 @@ def _matrix(ax: Axes, result: Result, columns: list[pd.DataFrame], names: list[s
     for label in ax.get_xticklabels():
         label.set_rotation(90 if len(label.get_text()) > 3 else 0)
     step = max(1, math.ceil(len(slots) / 16))
-    ax.set_yticks(range(0, len(slots), step), [f"slot {slots[i]}" for i in range(0, len(slots), step)])
+    ax.set_yticks(
+        range(0, len(slots), step), [f"slot {slots[i]}" for i in range(0, len(slots), step)]
+    )
     ax.tick_params(length=0, colors=SOFT)
     ax.grid(visible=False)
     for side in ax.spines.values():

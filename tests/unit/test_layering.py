@@ -27,7 +27,17 @@ LAYERS = [
         "trees",
     },
     {"example"},
-    {"adapters", "backends", "bundle", "caches", "capture", "checkpoints", "decoding", "divergence", "drafter"}
+    {
+        "adapters",
+        "backends",
+        "bundle",
+        "caches",
+        "capture",
+        "checkpoints",
+        "decoding",
+        "divergence",
+        "drafter",
+    }
     | {
         "foreign",
         "hidden_states",
