@@ -84,8 +84,8 @@ class Influence:
         ``anchor``, ``slot`` the block's own slot ``first``; in a pass of many blocks ``train_row``
         a context row, ``block`` the anchor's token of the block that lies ``first`` tokens further.
         ``influence`` is the relative change of the logits of slot ``slot``, ``gradient`` the same
-        to first order where there is one; ``seen`` whether there is any, ``expected`` what the
-        rule says.
+        to first order where there is one; ``seen`` whether there is any, ``expected`` whether the
+        rule allows it, ``served`` whether a server could.
         """
         import pandas as pd
 

@@ -54,7 +54,7 @@ class Trials:
         for anchor in bench.anchors:
             rows = bench.rows(anchor)
             before, slopes = bench.logits(anchor, rows=rows), self.gradients.of(anchor, rows)
-            on_rows, on_slots = dependence(self.rule, torch.tensor([anchor]), rows)
+            on_rows, on_slots = self._expected(torch.tensor([anchor]), rows)
             for first, last in _groups(anchor, rows):
                 x = bench.features.clone()
                 x[first : last + 1] = bench.others[first : last + 1]
@@ -64,11 +64,11 @@ class Trials:
                     (first - anchor, last - anchor),
                     change(before, bench.logits(anchor, x, rows=rows)),
                     None if slopes is None else slopes.rows[:, first : last + 1].amax(-1),
-                    on_rows[0, :, first : last + 1].any(-1),
+                    on_rows[:, 0, :, first : last + 1].any(-1),
                 )
             for slot, moved in self._own_slots(anchor, before, rows):
                 slope = None if slopes is None or slopes.slots is None else slopes.slots[:, slot]
-                self._note("slot", anchor, (slot, slot), moved, slope, on_slots[0, :, 0, slot])
+                self._note("slot", anchor, (slot, slot), moved, slope, on_slots[:, 0, :, 0, slot])
         yield from self._unlike_the_rule("row", "")
         yield from self._own_block()
 
@@ -229,19 +229,19 @@ class Trials:
             x[row] = bench.others[row]
             by_row.append(change(before, draft(x, ids)))
         shown = self._shown_blocks(moved_by, anchors)
-        on_rows, _ = dependence(shown, anchors, rows)
-        _, on_slots = dependence(rule, anchors, rows)
+        on_rows, _ = self._expected(anchors, rows, shown)
+        _, on_slots = self._expected(anchors, rows)
         for i, anchor in enumerate(places):
             for j, other_anchor in enumerate(places):
                 offset = other_anchor - anchor
                 self._note(
-                    "block", anchor, (offset, offset), moved_by[j][i], None, on_slots[i, :, j, 0]
+                    "block", anchor, (offset, offset), moved_by[j][i], None, on_slots[:, i, :, j, 0]
                 )
             for row, moved in zip(tried, by_row, strict=True):
                 offset = row - anchor
                 if -NEAR <= offset < b:
                     self._note(
-                        "train_row", anchor, (offset, offset), moved[i], None, on_rows[i, :, row]
+                        "train_row", anchor, (offset, offset), moved[i], None, on_rows[:, i, :, row]
                     )
         yield from self._other_blocks()
         yield from self._unlike_the_rule("train_row", "with several blocks in one pass, ")
@@ -323,6 +323,15 @@ class Trials:
 
     # --- shared ---------------------------------------------------------------------------------
 
+    def _expected(
+        self, anchors: Tensor, rows: int, rule: Rule | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`dependence` by the rule and in serving: [2, A, D, T] and [2, A, D, A, B]."""
+        one, two = (
+            dependence(each, anchors, rows) for each in (rule or self.rule, self.rule.served())
+        )
+        return torch.stack([one[0], two[0]]), torch.stack([one[1], two[1]])
+
     def _note(
         self,
         kind: str,
@@ -332,7 +341,7 @@ class Trials:
         slope: Tensor | None,
         expected: Tensor,
     ) -> None:
-        """Keep one cell for each slot."""
+        """Keep one cell for each slot; ``expected`` [2, D] is by the rule and in serving."""
         for k, slot in enumerate(self.slots):
             influence = float(moved[k])
             gradient = None if slope is None else float(slope[k])
@@ -346,7 +355,8 @@ class Trials:
                     "influence": influence,
                     "gradient": gradient,
                     "seen": influence > self.bench.still or bool(gradient),
-                    "expected": bool(expected[k]),
+                    "expected": bool(expected[0, k]),
+                    "served": bool(expected[1, k]),
                 }
             )
 

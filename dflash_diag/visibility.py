@@ -10,7 +10,7 @@ Symbols: A anchors, B block size, D proposed tokens, T context rows, S = A*B slo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,6 +72,10 @@ class Rule:
                 "label.shift",
                 f"the rule labels every slot {self.label_offset:+d} tokens from its own",
             )
+
+    def served(self) -> Rule:
+        """The same layers under the serving rule."""
+        return replace(self, context_bound="strict", other_blocks="hidden", label_offset=0)
 
     def oldest_window(self) -> int | None:
         """The largest window, where every layer has one."""

@@ -109,7 +109,8 @@ class Bench:
     @cached_property
     def others(self) -> Tensor:
         """[T, K, H] other states, each about as far from the true one as that is from zero."""
-        return self.features + self._noise_like(self.features)
+        largest = float(self.features.abs().max())
+        return (self.features + self._noise_like(self.features)).clamp(-largest, largest)
 
     def _noise_like(self, x: Tensor) -> Tensor:
         """Noise with the size of each vector of ``x``."""

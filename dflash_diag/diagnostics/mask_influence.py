@@ -51,8 +51,8 @@ def influence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         wrong += [f"{one['reason']}" for one in seen.differing if not one["cause"]]
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         headline = f"{name}: {wrong[0]}{more}."
-        named = ", ".join(one["cause"] for one in seen.found)
-        finding = f"{name}: {named or 'states of the context do not agree'}"
+        named = seen.found[0]["cause"] if seen.found else seen.differing[0]["check"]
+        finding = f"{name}: {named}{more}"
     moved = (
         f"Slots move by {facts['repeated']:.1g} from call to call; rounding would explain up to "
         f"{facts['rounding']:.1g}."

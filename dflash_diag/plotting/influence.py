@@ -51,16 +51,15 @@ def _slots(result: Result, ax: Axes) -> None:
     columns = [own[own["first"] == slot] for slot in sorted(own["first"].unique())]
     names = ["anchor" if slot == 0 else str(slot) for slot in sorted(own["first"].unique())]
     n_own = len(columns)
-    for offset in sorted(set(others["first"]) - {0}):
-        columns.append(others[others["first"] == offset])
-        names.append(f"a{offset:+d}")
+    for name, part in (("earlier", others["first"] < 0), ("later", others["first"] > 0)):
+        if part.any():
+            columns.append(others[part])
+            names.append(name)
     _matrix(ax, result, columns, names)
+    ax.set_xlabel("own slot that was changed")
     if n_own < len(columns):
         ax.axvline(n_own - 0.5, color=INK, linewidth=1.2)
-    ax.set_xlabel(
-        "own slot that was changed"
-        + (" \u2502 anchor's token of another block" if n_own < len(columns) else "")
-    )
+        ax.set_xlabel("own slot that was changed, or the anchor of another block")
     set_title(ax, "Slots of the block itself, and other blocks of the same pass")
 
 
@@ -74,7 +73,10 @@ def _matrix(ax: Axes, result: Result, columns: list[pd.DataFrame], names: list[s
     shades = colormaps["Blues"]
     for x, column in enumerate(columns):
         cells = column.groupby("slot").agg(
-            influence=("influence", "max"), seen=("seen", "any"), expected=("expected", "any")
+            influence=("influence", "max"),
+            seen=("seen", "any"),
+            expected=("expected", "any"),
+            served=("served", "any"),
         )
         for y, slot in enumerate(slots):
             if slot not in cells.index:
@@ -93,9 +95,11 @@ def _matrix(ax: Axes, result: Result, columns: list[pd.DataFrame], names: list[s
                     fontsize=6.5,
                     color="white" if depth > 0.6 else INK,
                 )
-            if bool(cell["seen"]) != bool(cell["expected"]):
-                corner = (x - 0.43, y - 0.43)
-                ax.add_patch(Rectangle(corner, 0.86, 0.86, fill=False, ec=BAD, lw=1.4))
+            unlike = bool(cell["seen"]) != bool(cell["expected"])
+            if unlike or (cell["seen"] and not cell["served"]):
+                corner, dash = (x - 0.43, y - 0.43), "-" if unlike else (0, (2, 1.5))
+                ax.add_patch(Rectangle(corner, 0.86, 0.86, fill=False, ec=BAD, lw=1.4, ls=dash))
+            if unlike:
                 ax.plot(x + 0.3, y - 0.28, "x", color=BAD, markersize=4, markeredgewidth=1.4)
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(len(slots) - 0.5, -0.5)
@@ -135,8 +139,8 @@ PLOTS: dict[str, Plot] = {
         shows="How much each slot's logits change when one context row or slot is changed",
         caption=(
             "Numbers: relative change of a slot's logits, the largest over the anchors tried (<: "
-            "below 0.005, grey: none). A framed cell with a cross is seen although the rule hides "
-            "it, or the other way round."
+            "below 0.005, grey: none). Framed with a cross: seen although the rule hides it, or not "
+            "seen although it shows it. Dashed: the rule shows it, and no server can."
         ),
         height=lambda r: 1.5 + 0.2 * min(int(r.params["facts"]["n_proposed"]), 16),
     ),

@@ -16,11 +16,15 @@ from dflash_diag.adapters.bench import change
 from dflash_diag.adapters.builtin import Builtin, Rows
 from dflash_diag.adapters.checking import changes, snapshot
 from dflash_diag.adapters.function import Function
+from dflash_diag.config import RunConfig
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.errors import BadInput
 from dflash_diag.influence import CAUSES, Influence, probe
+from dflash_diag.results import Verdict
+from dflash_diag.runs import Run
 from dflash_diag.visibility import Rule, dependence
+from tests.tiny_world import write_world
 
 SHAPE = DrafterShape(
     hidden_size=32, n_taps=3, n_layers=2, n_heads=4, n_kv_heads=2, head_width=8, mlp_size=48
@@ -63,7 +67,7 @@ def adapter(how=READING, kind=Builtin, dtype=torch.float32):
     return kind(make(how, dtype), EMBEDDING, HEAD)
 
 
-def tried(one, rule=READING, *, anchors=ANCHORS):
+def tried(one, rule=READING, *, anchors=ANCHORS[1:]):
     return probe(one, FEATURES, TOKENS, anchors, rule)
 
 
@@ -99,7 +103,7 @@ SERVABLE = {
 @pytest.mark.parametrize("name", SERVABLE)
 def test_code_that_follows_a_servable_rule_is_clean(name):
     how = reading(**SERVABLE[name])
-    found = tried(adapter(how), how)
+    found = tried(adapter(how), how, anchors=ANCHORS)
     assert found.clean, (found.found, found.differing)
     assert {one["status"] for one in found.checks} == {"ok"}
     assert {one["status"] for one in found.causes} == {"excluded"}
@@ -215,7 +219,7 @@ def test_the_mask_that_a_rule_wants_and_the_code_lacks_is_named():
 def test_code_that_follows_a_rule_which_nobody_can_serve_is_not_clean(name):
     changed, cause, _ = MASKS[name]
     how = reading(**changed)
-    found = tried(adapter(how), how)
+    found = tried(adapter(how), how, anchors=ANCHORS)
     assert causes(found) == {cause}
     assert (found.frame["seen"] == found.frame["expected"]).all()
     assert status(found, "batched") == "differs"
@@ -634,6 +638,37 @@ def test_target_bits_that_cannot_be_are_errors(bits):
     one.target_bits = lambda: bits
     with pytest.raises(AdapterError, match=r"target_bits\(\)"):
         tried(one)
+
+
+# --- a run --------------------------------------------------------------------------------------
+
+
+def test_a_run_probes_once_and_judges(tmp_path, monkeypatch):
+    write_world(tmp_path)
+    options = {"target": "target", "drafter": "drafter", "prompts": "prompts.jsonl"}
+    config = RunConfig(
+        **{name: str(tmp_path / path) for name, path in options.items()},
+        out=str(tmp_path / "run"),
+        max_new_tokens=12,
+        draws=100,
+    )
+    run = Run.open(config)
+    result = run.result("mask.influence")
+    assert result.verdict is Verdict.PASS, result.headline
+    assert result.params["facts"]["layer_ids"] == [0, 2]
+    assert result.frame["seen"].equals(result.frame["expected"])
+    assert len(list((tmp_path / "run" / "influence").iterdir())) == 1
+
+    monkeypatch.setattr(Run, "_probe", None)  # what is kept is read
+    again = Run.open(config)
+    assert again.influence("drafter").to_json() == run.influence("drafter").to_json()
+    monkeypatch.undo()
+    leaky = config.model_copy(update={"overrides": ("context_bound=inclusive",)})
+    result = Run.open(leaky).result("mask.influence")
+    assert result.verdict is Verdict.FAIL
+    assert "mask.anchor_included" in result.headline
+    cells = result.frame[lambda f: (f["kind"] == "row") & (f["first"] == 0)]
+    assert (cells["seen"] & cells["expected"] & ~cells["served"]).all()
 
 
 # --- pieces -------------------------------------------------------------------------------------
