@@ -139,8 +139,9 @@ PLOTS: dict[str, Plot] = {
         shows="How much each slot's logits change when one context row or slot is changed",
         caption=(
             "Numbers: relative change of a slot's logits, the largest over the anchors tried (<: "
-            "below 0.005, grey: none). Framed with a cross: seen although the rule hides it, or not "
-            "seen although it shows it. Dashed: the rule shows it, and no server can."
+            "below 0.005, grey: none). A frame with a cross: seen although the rule hides it, or "
+            "hidden although the rule shows it. A dashed frame: the rule shows it, and no server "
+            "can."
         ),
         height=lambda r: 1.5 + 0.2 * min(int(r.params["facts"]["n_proposed"]), 16),
     ),

@@ -650,7 +650,7 @@ def test_a_run_probes_once_and_judges(tmp_path, monkeypatch):
         **{name: str(tmp_path / path) for name, path in options.items()},
         out=str(tmp_path / "run"),
         max_new_tokens=12,
-        draws=100,
+        draws=200,
     )
     run = Run.open(config)
     result = run.result("mask.influence")
