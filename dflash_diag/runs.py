@@ -591,8 +591,9 @@ class Run:
 
     def _probe(self, role: str) -> Influence:
         """Try the drafter on the longest text, at its first and its last whole block."""
-        from dflash_diag.adapters.builtin import Builtin, tapped
+        from dflash_diag.adapters.builtin import Builtin
         from dflash_diag.influence import probe
+        from dflash_diag.scoring import tapped_states
 
         capture, how = self.capture, self.convention(role)
         if capture.thinned:
@@ -604,7 +605,7 @@ class Run:
             raise Skip(f"No text has room for a block of {how.block_size} after two tokens.")
         return probe(
             Builtin.of_capture(capture, self._drafter(role)),
-            tapped(capture, index, how),
+            tapped_states(capture, index, how),
             capture.tokens(index),
             (first, last),
             how,

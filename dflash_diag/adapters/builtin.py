@@ -12,7 +12,6 @@ from torch import Tensor
 from dflash_diag.adapters import DraftSpec, Refused, TargetBits
 from dflash_diag.blocks import Context, draft_blocks
 from dflash_diag.bundle import Capture
-from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 
 
@@ -125,22 +124,6 @@ class Builtin:
         how = self.drafter.convention
         logits = (hidden @ self.head.T).float() * how.logit_scale
         return how.softcap * torch.tanh(logits / how.softcap) if how.softcap else logits
-
-
-def tapped(capture: Capture, index: int, how: Convention) -> Tensor:
-    """States [T, K, H] of one prompt as the convention wants them.
-
-    Raises
-    ------
-    CaptureError
-        The capture lacks a tapped layer.
-    """
-    states = capture.states(index, how.taps)
-    last = int(capture.target_facts.get("n_layers") or 0) - 1
-    if how.last_layer_normed and last in how.taps:
-        at = how.taps.index(last)
-        states[:, at] = capture.final_norm(states[:, at])
-    return states
 
 
 class _Fed(Drafter):

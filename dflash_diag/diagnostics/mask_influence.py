@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_diag.diagnostics.base import Inputs, diagnostic
+from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic
 from dflash_diag.results import Judgement, Result, Verdict
 
 
@@ -36,6 +36,8 @@ def influence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     tuple
         Frame columns: those of `dflash_diag.influence.Influence.frame`.
     """
+    if not inputs.roles:
+        raise Skip("No drafter was given, so there are no proposals to look at (--drafter).")
     role = inputs.roles[0]
     name, seen = inputs.name(role), inputs.influence(role)
     facts = seen.facts
