@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dflash_diag.adapters import DraftSpec, TargetBits
     from dflash_diag.bundle import Capture
     from dflash_diag.capture import make_capture
     from dflash_diag.checkpoints import (
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     )
     from dflash_diag.conventions import Convention
     from dflash_diag.errors import BadInput, DiagError
+    from dflash_diag.influence import Influence, probe
     from dflash_diag.metrics import score_json
     from dflash_diag.prompts import Prompt, read_prompts
     from dflash_diag.results import Result, Verdict
@@ -33,14 +35,18 @@ _HOME = {
     "Checkpoint": "checkpoints",
     "Convention": "conventions",
     "DiagError": "errors",
+    "DraftSpec": "adapters",
     "Estimate": "stats",
+    "Influence": "influence",
     "Prompt": "prompts",
     "Result": "results",
     "Scores": "scoring",
+    "TargetBits": "adapters",
     "Verdict": "results",
     "audit": "checkpoints",
     "load_drafter": "checkpoints",
     "make_capture": "capture",
+    "probe": "influence",
     "read_checkpoint": "checkpoints",
     "read_prompts": "prompts",
     "resolve_convention": "checkpoints",
@@ -54,14 +60,18 @@ __all__ = [
     "Checkpoint",
     "Convention",
     "DiagError",
+    "DraftSpec",
     "Estimate",
+    "Influence",
     "Prompt",
     "Result",
     "Scores",
+    "TargetBits",
     "Verdict",
     "audit",
     "load_drafter",
     "make_capture",
+    "probe",
     "read_checkpoint",
     "read_prompts",
     "resolve_convention",

@@ -9,6 +9,7 @@
     OUT/lossless/KEY.json             outcome of the lossless check
     OUT/divergence/KEY.json           comparison with another backend, dtype or capture
     OUT/state_checks/KEY.json         audit of the hidden states
+    OUT/influence/KEY.json            what one drafter's proposals depend on
     OUT/results/ID/                   one diagnostic's result
     OUT/notebooks/*.ipynb             executed copies
     OUT/index.html, *.html            the report
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from dflash_diag.conventions import Convention
     from dflash_diag.decoding import Lossless, Mismatch
     from dflash_diag.drafter import Drafter
+    from dflash_diag.influence import Influence
     from dflash_diag.scoring import Scores
     from dflash_diag.servers import Server
     from dflash_diag.targets import Target
@@ -642,6 +644,38 @@ class Run:
         if not self._alignment:
             self._alignment = alignment_of(self, DRAFTER)
         return self._alignment
+
+    def influence(self, role: str) -> Influence:
+        from dflash_diag.influence import Influence
+
+        key = storage.content_key("influence/1", self._score_key(role))
+        path = self.out / "influence" / f"{key[:12]}.json"
+        if not path.is_file():
+            storage.write_json(path, self._probe(role))
+        return Influence.from_json(storage.read_json(path))
+
+    def _probe(self, role: str) -> Influence:
+        """Try the drafter on the longest text, at its first and its last whole block."""
+        from dflash_diag.adapters.builtin import Builtin
+        from dflash_diag.influence import probe
+        from dflash_diag.scoring import tapped_states
+
+        capture, how = self.capture, self.convention(role)
+        if capture.thinned:
+            raise Skip("A capture that keeps only some positions cannot be drafted on.")
+        lengths = [one.n_prompt_tokens + one.n_generated for one in capture.prompts]
+        index = lengths.index(max(lengths))
+        first, last = capture.prompts[index].n_prompt_tokens, max(lengths) - how.block_size
+        if not 2 <= first <= last:
+            raise Skip(f"No text has room for a block of {how.block_size} after two tokens.")
+        return probe(
+            Builtin.of_capture(capture, self._drafter(role)),
+            tapped_states(capture, index, how),
+            capture.tokens(index),
+            (first, last),
+            how,
+            seed=self.seed,
+        )
 
     def continuations(self) -> list[Continuation]:
         capture = self.capture

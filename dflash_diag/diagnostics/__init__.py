@@ -31,6 +31,7 @@ MODULES = (
     "captured_states",
     "target_states",
     "mask_visibility",
+    "mask_influence",
 )
 
 

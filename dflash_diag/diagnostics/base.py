@@ -19,6 +19,7 @@ from dflash_diag.stats import Estimate
 if TYPE_CHECKING:
     from dflash_diag.checkpoints import Checkpoint, TensorProblem
     from dflash_diag.conventions import Convention
+    from dflash_diag.influence import Influence
     from dflash_diag.scoring import Scores
 
 JUDGED = "Judged: "
@@ -102,6 +103,9 @@ class Inputs(Protocol):
 
     def reference(self) -> Mapping[str, Any] | None:
         """What became of a server's continuations; None where they are the target's own."""
+
+    def influence(self, role: str) -> Influence:
+        """What its proposals depend on as it runs; raises `Skip` where that cannot be tried."""
 
     def provenance(self) -> Mapping[str, Any]:
         """Where the inputs come from."""

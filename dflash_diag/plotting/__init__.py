@@ -14,7 +14,7 @@ import warnings
 from html import escape
 from typing import TYPE_CHECKING
 
-from dflash_diag.plotting import acceptance, alignment, checkpoint, masks, states
+from dflash_diag.plotting import acceptance, alignment, checkpoint, influence, masks, states
 from dflash_diag.plotting.pieces import FAINT, FONTS, LOOKS, WIDTH, Plot, style
 from dflash_diag.results import Result
 
@@ -28,6 +28,7 @@ PLOTS: dict[str, Plot] = {
     **checkpoint.PLOTS,
     **masks.PLOTS,
     **states.PLOTS,
+    **influence.PLOTS,
 }
 """Plots by the id of their diagnostic."""
 

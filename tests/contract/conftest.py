@@ -98,6 +98,26 @@ def convention():
     )
 
 
+@cache
+def probed():
+    """A drafter that is causal where its convention says otherwise, as the probes see it."""
+    import torch
+
+    from dflash_diag.adapters.builtin import Builtin
+    from dflash_diag.drafter import Drafter, DrafterShape
+    from dflash_diag.influence import probe
+
+    shape = DrafterShape(
+        hidden_size=8, n_taps=2, n_layers=2, n_heads=2, n_kv_heads=1, head_width=4, mlp_size=16
+    )
+    torch.manual_seed(0)
+    causal = replace(convention(), in_block=("causal", "causal"))
+    drafter = Drafter(shape, causal).eval().requires_grad_(requires_grad=False)
+    bits = torch.randn(300, 8), torch.randn(300, 8)
+    tokens = torch.randint(0, 299, (30,))
+    return probe(Builtin(drafter, *bits), torch.randn(30, 2, 8), tokens, (8, 20), convention())
+
+
 def lossless_rows(n_prompts: int, generated: int) -> dict:
     rows = [
         {"id": f"p{i:02d}", "n_tokens": generated, "n_same": generated, "cause": "", "margin": None}
@@ -144,6 +164,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.checks = fake_states.checks(n_prompts)
     made.served_check = lossless_rows(n_prompts, generated)
     made.reference_check = reference_rows(n_prompts, generated)
+    made.probed = probed()
     return made
 
 

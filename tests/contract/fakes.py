@@ -74,6 +74,7 @@ class FakeInputs:
     lossless_check: dict[str, Any] | None = None
     served_check: dict[str, Any] | None = None
     reference_check: dict[str, Any] | None = None
+    probed: Any = None
     made_continuations: list[Any] = field(default_factory=list)
     comparisons: dict[str, dict[str, Any]] = field(default_factory=dict)
     scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
@@ -133,6 +134,11 @@ class FakeInputs:
 
     def reference(self) -> dict[str, Any] | None:
         return self.reference_check
+
+    def influence(self, role: str) -> Any:
+        if self.probed is None:
+            raise Skip("A capture that keeps only some positions cannot be drafted on.")
+        return self.probed
 
     def provenance(self) -> dict[str, Any]:
         return {"made_by": "tests"}

@@ -27,11 +27,23 @@ LAYERS = [
         "trees",
     },
     {"example"},
-    {"backends", "bundle", "caches", "capture", "checkpoints", "decoding", "divergence", "drafter"}
+    {
+        "adapters",
+        "backends",
+        "bundle",
+        "caches",
+        "capture",
+        "checkpoints",
+        "decoding",
+        "divergence",
+        "drafter",
+    }
     | {
         "foreign",
         "hidden_states",
         "identity",
+        "influence",
+        "influence_trials",
         "localization",
         "modules",
         "pairs",
@@ -49,6 +61,7 @@ LAYERS = [
         "targets",
         "tensorfile",
         "additions",
+        "visibility",
     },
     {"diagnostics"},
     {"alignment_runs", "compare", "config", "doctor", "runs", "state_runs", "training_audit"},
