@@ -362,7 +362,7 @@ def small(tmp_path_factory):
 @pytest.mark.parametrize("name", SAME)
 def test_scores_are_those_of_the_original(name, write, small):
     checkpoint = written(write, LAYOUTS[name][1])
-    convention = resolve_convention(checkpoint, settings=["embedding=target", "head=target"])
+    convention = resolve_convention(checkpoint)
     theirs = score(small, load_drafter(checkpoint, convention, dtype=torch.float32), silent=True)
     original = read_checkpoint(HEALTHY)
     reading = dataclasses.replace(resolve_convention(original), **SAME[name])
