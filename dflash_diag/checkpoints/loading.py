@@ -15,8 +15,8 @@ from torch import Tensor
 from dflash_diag.additions import ConvolutionShape, MarkovShape, SelectorShape
 from dflash_diag.checkpoints.auditing import TensorProblem, audit
 from dflash_diag.checkpoints.facts import TargetFacts
+from dflash_diag.checkpoints.keys import draft_value
 from dflash_diag.checkpoints.reading import Checkpoint
-from dflash_diag.checkpoints.zlab import draft_value
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.errors import CheckpointError
