@@ -7,7 +7,9 @@ hs-connectors==0.9.0``. Where it is absent its tests are skipped.
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transformers import Qwen3Config
 
 from dflash_diag.additions import ConvolutionShape, MarkovShape, SelectorShape
 from dflash_diag.blocks import draft_blocks
+from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_convention
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.proposals import make_proposal
@@ -114,7 +117,7 @@ Z_LAB = {
 
 @pytest.mark.parametrize("name", Z_LAB)
 @torch.inference_mode()
-def test_z_lab_s_dflash2_proposes_the_same(name):
+def test_z_lab_s_dflash2_proposes_the_same(name, tmp_path):
     method = METHOD | Z_LAB[name]
     causal = method.pop("is_causal", None)
     config = Qwen3Config(**BODY, dflash_config=method)
@@ -138,10 +141,11 @@ def test_z_lab_s_dflash2_proposes_the_same(name):
         convolution=convolution,
         selector=SelectorShape(VOCAB, method["selector_rank"], method["selector_top_k"]),
     )
-    drafter = with_weights_of(model, shape, how)
-    assert not set(drafter.state_dict()) ^ {
-        WITHOUT_WEIGHT.sub(r"\1", name) for name in model.state_dict()
-    }
+    model.save_pretrained(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    assert resolve_convention(checkpoint) == how
+    drafter = load_drafter(checkpoint, how)
+    assert drafter.shape == shape
 
     tokens, states, embedding = sequence(60)
     head = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
@@ -228,6 +232,7 @@ def speculators_reading(model, proposal: str) -> Convention:
     return Convention(
         **READING,
         block_size=config.block_size,
+        layer_id_rule="input",
         window_rule="anchor",
         in_block=("bidirectional", causal, "bidirectional"),
         label_layout="next" if config.sample_from_anchor else "same",
@@ -236,6 +241,20 @@ def speculators_reading(model, proposal: str) -> Convention:
         embedding="own",
         vocabulary_map="offset" if reduced else "none",
     )
+
+
+def as_loaded(drafter: Drafter, model, folder: Path) -> None:
+    """The folder that they save gives the same drafter, but for what it leaves to the target."""
+    model.save_pretrained(folder)
+    checkpoint = read_checkpoint(folder)
+    how = resolve_convention(checkpoint)
+    own = {name: getattr(how, name) for name in ("head", "embedding")}
+    assert dataclasses.replace(drafter.convention, **own) == how
+    weights = load_drafter(checkpoint, how).state_dict()
+    left = set(drafter.state_dict()) - set(weights)
+    assert left == {"embed_tokens.weight", *(("lm_head.weight",) if drafter.d2t is None else ())}
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, drafter.state_dict()[name]), name
 
 
 def their_blocks(model, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,7 +277,7 @@ def their_blocks(model, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor,
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 @pytest.mark.parametrize("draft_vocabulary", [VOCAB, 40])
 @torch.inference_mode()
-def test_dspark_of_speculators(layout, kind, draft_vocabulary):
+def test_dspark_of_speculators(layout, kind, draft_vocabulary, tmp_path):
     model = speculators_model(
         "DSpark",
         draft_vocabulary=draft_vocabulary,
@@ -276,6 +295,7 @@ def test_dspark_of_speculators(layout, kind, draft_vocabulary):
         has_map=draft_vocabulary < VOCAB,
     )
     drafter = with_weights_of(model, shape, how)
+    as_loaded(drafter, model, tmp_path)
     tokens, states, _ = sequence(40)
     anchors, hidden, logits = their_blocks(model, tokens, states)
     own = drafter.embed_tokens.weight
@@ -309,7 +329,7 @@ def test_dspark_of_speculators(layout, kind, draft_vocabulary):
 @pytest.mark.usefixtures("speculators")
 @pytest.mark.parametrize("layout", ["same", "next"])
 @torch.inference_mode()
-def test_dflash2_of_speculators(layout):
+def test_dflash2_of_speculators(layout, tmp_path):
     model = speculators_model(
         "DFlash2",
         block_size=6,
@@ -328,6 +348,7 @@ def test_dflash2_of_speculators(layout):
         head_rows=VOCAB,
     )
     drafter = with_weights_of(model, shape, how)
+    as_loaded(drafter, model, tmp_path)
     tokens, states, _ = sequence(40)
     anchors, hidden, logits = their_blocks(model, tokens, states)
     own = drafter.embed_tokens.weight
