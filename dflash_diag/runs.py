@@ -648,7 +648,7 @@ class Run:
     def influence(self, role: str) -> Influence:
         from dflash_diag.influence import Influence
 
-        key = storage.content_key("influence/1", self._score_key(role))
+        key = storage.content_key("influence/1", self.score_key(role))
         path = self.out / "influence" / f"{key[:12]}.json"
         if not path.is_file():
             storage.write_json(path, self._probe(role))
@@ -669,7 +669,7 @@ class Run:
         if not 2 <= first <= last:
             raise Skip(f"No text has room for a block of {how.block_size} after two tokens.")
         return probe(
-            Builtin.of_capture(capture, self._drafter(role)),
+            Builtin.of_capture(capture, self.drafter(role)),
             tapped_states(capture, index, how),
             capture.tokens(index),
             (first, last),
