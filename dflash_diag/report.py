@@ -33,6 +33,7 @@ NOTEBOOKS = {
     "01_checkpoint": "Checkpoint",
     "02_acceptance": "Acceptance",
     "03_hidden_state_divergence": "Hidden states",
+    "04_position_alignment": "Convention",
     "05_attention_mask": "Attention mask",
 }
 """Notebooks of the report in order, and what their pages are called."""

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import fake_alignment
 import fake_states
 from fakes import FakeInputs, simulated_scores
 
@@ -162,6 +163,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
         skill=0.65, seed=2, n_prompts=n_prompts, **scores
     )
     made.checks = fake_states.checks(n_prompts)
+    made.aligned = fake_alignment.alignment(n_prompts)
     made.served_check = lossless_rows(n_prompts, generated)
     made.reference_check = reference_rows(n_prompts, generated)
     made.probed = probed()

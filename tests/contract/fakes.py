@@ -79,6 +79,7 @@ class FakeInputs:
     comparisons: dict[str, dict[str, Any]] = field(default_factory=dict)
     scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
     checks: dict[str, Any] = field(default_factory=dict)
+    aligned: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     draws: int = 400
 
@@ -131,6 +132,9 @@ class FakeInputs:
 
     def state_checks(self) -> dict[str, Any]:
         return self.checks
+
+    def alignment(self) -> dict[str, Any]:
+        return self.aligned
 
     def reference(self) -> dict[str, Any] | None:
         return self.reference_check
