@@ -127,9 +127,18 @@ class Round:
 
     @property
     def best(self) -> Tried | None:
-        """The found reading with the largest gain in tau."""
+        """The found reading with the largest gain in tau.
+
+        Of several of its cause that gain as much, to within `NO_GAIN`, the first: a norm once rather
+        than twice.
+        """
         found = [one for one in self.tried if one.found]
-        return max(found, key=lambda one: (one.delta.value or 0, one.gain.value or 0), default=None)
+        if not found:
+            return None
+        top = max(found, key=lambda one: (one.delta.value or 0, one.gain.value or 0))
+        least = (top.delta.value or 0) - NO_GAIN
+        same = [one for one in found if one.alternative.cause == top.alternative.cause]
+        return next(one for one in same if (one.delta.value or 0) >= least)
 
     def to_json(self) -> dict[str, Any]:
         return {

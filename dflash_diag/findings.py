@@ -219,7 +219,13 @@ def _more(one: Tried, found: Alignment) -> str:
             f"with {found.n_prompts} prompts no reading among {comparisons} can be told from "
             "chance; 24 or more can"
         )
-    needed = prompts_needed(one.delta, NO_GAIN, comparisons=comparisons)
+    # What gains is found by slot accuracy, what does not is excluded by tau.
+    gains = (one.gain.value or 0) > 0
+    needed = (
+        prompts_needed(one.gain, 0.0, comparisons=comparisons)
+        if gains
+        else prompts_needed(one.delta, NO_GAIN)
+    )
     if needed is None:
         return "its gain has no spread to plan by"
     return f"about {max(needed, found.n_prompts + 1)} prompts would settle it"

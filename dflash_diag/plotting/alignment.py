@@ -22,6 +22,8 @@ from dflash_diag.plotting.pieces import (
 from dflash_diag.results import Result
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     from matplotlib.axes import Axes
 
@@ -32,25 +34,48 @@ ANSWERS = {
     "worse": Look(GOOD, "s", "-"),
 }
 """A better reading is bad news, hence its colour; markers differ as well."""
+STATUS = {
+    "found": Look(BAD, "D", "-"),
+    "not identifiable": Look(SOFT, "o", "-"),
+    "not tested": Look(SOFT, "|", "-"),
+    "excluded": Look(GOOD, "s", "-"),
+}
 BEST_OF_EACH = 22
 
 
 def draw_readings(result: Result, ax: Axes) -> None:
     """The best reading of every cause against the declared one, in tokens a round."""
     rows = best_of_causes(result.frame)
-    for y, row in enumerate(rows.itertuples()):
-        look = ANSWERS[str(row.answer)]
+    looks = [ANSWERS[answer] for answer in rows["answer"]]
+    _forest(ax, rows, looks, rows["population"] == "walked", rows["reading"])
+    set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
+
+
+def draw_causes(result: Result, ax: Axes) -> None:
+    """Every cause with what its reading gains, and whether that names it."""
+    rows = result.frame
+    looks = [STATUS[status] for status in rows["status"]]
+    _forest(ax, rows, looks, rows["status"] == "found", rows["status"])
+    set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
+
+
+def _forest(
+    ax: Axes, rows: pd.DataFrame, looks: Sequence[Look], filled: pd.Series, words: pd.Series
+) -> None:
+    """One row a cause: dot, interval, and words at the right."""
+    table = zip(rows.itertuples(), looks, filled, words, strict=True)
+    for y, (row, look, full, word) in enumerate(table):
         if row.lo == row.lo and row.lo is not None:
             ax.plot([row.lo, row.hi], [y, y], color=look.colour, linewidth=2, alpha=0.5)
-        filled = look.colour if row.population == "walked" else "white"
-        ax.plot(row.delta, y, look.marker, color=look.colour, markersize=6, markerfacecolor=filled)
+        face = look.colour if full else "white"
+        ax.plot(row.delta, y, look.marker, color=look.colour, markersize=6, markerfacecolor=face)
         ax.annotate(
-            str(row.reading),
+            str(word),
             (1.02, y),
             xycoords=("axes fraction", "data"),
             va="center",
             fontsize=8,
-            color=INK if row.answer == "better" else SOFT,
+            color=INK if look.colour == BAD else SOFT,
             annotation_clip=False,
         )
     ax.axvline(0, color=SOFT, linewidth=0.9, linestyle=(0, (2, 2)))
@@ -58,7 +83,6 @@ def draw_readings(result: Result, ax: Axes) -> None:
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(visible=False, axis="y")
     ax.set_xlabel("tokens a round, less the declared reading's")
-    set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
 
 
 def best_of_causes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -150,6 +174,16 @@ _READING_CAPTION = (
 )
 
 PLOTS = {
+    "alignment.causes": Plot(
+        panels=(draw_causes,),
+        shows="Dots with intervals",
+        caption=(
+            "What the best reading of each cause gains: found ones against the declared reading, "
+            "the others on top of what was found. No dot where a screen over some anchors did, or "
+            "where there was nothing to try. Intervals are paired by prompt."
+        ),
+        height=lambda result: 0.9 + 0.22 * len(result.frame),
+    ),
     "alignment.readings": Plot(
         panels=(draw_readings,),
         shows="Dots with intervals",
