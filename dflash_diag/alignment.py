@@ -129,8 +129,8 @@ class Round:
     def best(self) -> Tried | None:
         """The found reading with the largest gain in tau.
 
-        Of several of its cause that gain as much, to within `NO_GAIN`, the first: a norm once rather
-        than twice.
+        Of several of its cause that gain as much, to within `NO_GAIN`, the first: a norm once
+        rather than twice.
         """
         found = [one for one in self.tried if one.found]
         if not found:
