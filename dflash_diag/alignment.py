@@ -314,7 +314,7 @@ def surroundings(
         thetas=numbers_in(config, ("rope_theta",)),
         windows=[int(w) for w in numbers_in(config, ("sliding_window", "swa_window_size"))],
         rotary_widths=[int(share * drafter.shape.head_width) for share in shares],
-        own_head="lm_head.weight" in checkpoint.tensors,
+        own_head=bool(drafter.shape.head_rows),
         default_layers={
             "z-lab's rule": default_layer_ids(n_layers, n_draft),
             "vLLM's and speculators' rule": tuple(i - 1 for i in (2, n_layers // 2, n_layers - 3)),

@@ -21,6 +21,7 @@ from dflash_diag import storage
 from dflash_diag.alignment import align, surroundings
 from dflash_diag.blocks import context_rows
 from dflash_diag.findings import alignment_json
+from dflash_diag.metrics import leading
 from dflash_diag.positions import BLOCKS, Block, pair_energies, phase_errors, shift_checks
 from dflash_diag.progress import progress
 from dflash_diag.proposals import SLICE_BYTES
@@ -108,26 +109,22 @@ def density(sweep: Sweep) -> list[dict[str, Any]]:
     Serving has one block a pass. Weights that learned to look at other blocks gain with every
     further one; others lose, or do not care.
     """
-    kept = sweep.rows
-    sweep.rows = kept[:DENSITY_PROMPTS]
+    names = [sweep.capture.prompts[i].id for i in sweep.rows[:DENSITY_PROMPTS]]
+    few = Sweep(sweep.capture, sweep.drafter, prompts=names, tick=sweep.tick)
     rows = []
-    try:
-        for others in ("hidden", "later", "all"):
-            how = sweep.drafter.convention.override([f"other_blocks={others}"])
-            for together in DENSITIES if others != "hidden" else (None,):
-                hits = sweep.hits(how, together=together)
-                by_prompt = [right.mean() for right in hits.right]
-                rows.append(
-                    {
-                        "other_blocks": others,
-                        "anchors": together or 1,
-                        "accuracy": float(np.mean(by_prompt)),
-                        "tau_uniform": float(
-                            np.concatenate([r.cumprod(1).sum(1) + 1 for r in hits.right]).mean()
-                        ),
-                        "n_prompts": len(by_prompt),
-                    }
-                )
-    finally:
-        sweep.rows = kept
+    for others in ("hidden", "later", "all"):
+        how = few.drafter.convention.override([f"other_blocks={others}"])
+        for together in DENSITIES if others != "hidden" else (None,):
+            right = few.hits(how, together=together).right
+            rows.append(
+                {
+                    "other_blocks": others,
+                    "anchors": together or 1,
+                    "accuracy": float(np.mean([one.mean() for one in right])),
+                    "tau_uniform": float(
+                        np.concatenate([leading(one) + 1 for one in right]).mean()
+                    ),
+                    "n_prompts": len(right),
+                }
+            )
     return rows

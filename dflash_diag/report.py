@@ -40,6 +40,7 @@ NOTEBOOKS = {
 KEY_FIGURES = (
     "acceptance.by_position",
     "acceptance.headline",
+    "alignment.causes",
     "acceptance.comparison",
     "hidden.divergence",
 )
@@ -286,6 +287,9 @@ def _leads(by_id: Mapping[str, Result]) -> list[str]:
         for one in CAPTURED
         if by_id[one].verdict is Verdict.FAIL
     ]
+    causes = by_id["alignment.causes"]
+    if causes.verdict in (Verdict.FAIL, Verdict.WARN):
+        lines.append(" ".join([causes.headline, *causes.params["remedies"]]))
     if comparison.verdict is not Verdict.SKIPPED:
         lines.append(comparison.headline)
     if lossless.verdict is not Verdict.FAIL:

@@ -11,7 +11,7 @@ Symbols: N prompts, P prompt tokens, A anchors, D proposed tokens, T tokens, K t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -79,6 +79,8 @@ class Sweep:
     ----------
     drafter
         Its weights are shared by all readings; its own convention is the declared one.
+    prompts
+        Ids of the prompts to score; all by default.
     tick
         Called after each reading.
 
@@ -94,12 +96,17 @@ class Sweep:
         capture: Capture,
         drafter: Drafter,
         *,
+        prompts: Collection[str] | None = None,
         tick: Callable[[], Any] = lambda: None,
     ) -> None:
         self.capture, self.drafter, self.tick = capture, drafter, tick
         # One more for a wider block, one for labels a token later, and one to be left with.
         self._needed = drafter.convention.n_proposed + 3
-        self.rows = [i for i, p in enumerate(capture.prompts) if p.n_generated > self._needed]
+        self.rows = [
+            i
+            for i, p in enumerate(capture.prompts)
+            if p.n_generated > self._needed and (prompts is None or p.id in prompts)
+        ]
         if not self.rows:
             raise BadInput(
                 f"none of {len(capture.prompts)} prompts has more than {self._needed} generated "

@@ -67,6 +67,7 @@ def causes(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
             "estimates": estimates,
             "params": {
                 "found": [entry["cause"] for entry in found],
+                "remedies": [entry["remedy"] for entry in found],
                 "n_readings": n_readings,
                 "n_prompts": measured["n_prompts"],
                 "finding": _finding(found),
