@@ -62,6 +62,8 @@ class Proposed:
 class Proposal(Protocol):
     """The step from hidden states to proposed ids."""
 
+    head: Head
+
     def ids(self, hidden: Tensor, anchors: Tensor) -> Tensor:
         """Proposed ids [M, D] for ``hidden`` [M, D, H] and the anchors' tokens [M]."""
 

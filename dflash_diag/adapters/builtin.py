@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from dflash_diag.adapters import DraftSpec, Refused, TargetBits
 from dflash_diag.blocks import Context, draft_blocks
 from dflash_diag.bundle import Capture
 from dflash_diag.drafter import Drafter
+from dflash_diag.proposals import SLICE_BYTES, Head
+from dflash_diag.scoring import Borrowed
 
 
 class Rows(NamedTuple):
@@ -28,32 +31,54 @@ class Rows(NamedTuple):
 class Builtin:
     """A `Drafter` under its convention.
 
+    Its logits are the head's. What a Markov head or a selector makes of them depends on the tokens
+    chosen before, and through nothing else on the context.
+
     Parameters
     ----------
-    embedding, head
-        [V, H] of the target.
+    embedding
+        [V, H].
+    head
+        [V, H] of the target, or the drafter's own.
     """
 
-    def __init__(self, drafter: Drafter, embedding: Tensor, head: Tensor) -> None:
+    def __init__(self, drafter: Drafter, embedding: Tensor, head: Tensor | Head) -> None:
         weight = drafter.fc.weight
         self.drafter = drafter
         self.embedding = embedding.to(weight.device, weight.dtype)
-        self.head = head.to(weight.device, weight.dtype)
+        if isinstance(head, Tensor):
+            head = Head(head.to(weight.device, weight.dtype), drafter.convention)
+        self.head = head
+        self.ids: Tensor | None = None
+        """[V_d] the target's ids of the tokens that it can propose, where those are not all."""
+        if head.target_ids is not None or len(head.weight) < head.n_target:
+            self.ids = head.in_target(torch.arange(len(head.weight), device=weight.device))
 
     @classmethod
     def of_capture(cls, capture: Capture, drafter: Drafter) -> Builtin:
-        """With the embedding and the head that a capture holds."""
-        return cls(drafter, capture.embedding, capture.head)
+        """With the embedding and the head that scoring takes: a capture's, or the drafter's own.
+
+        Raises
+        ------
+        BadInput
+            The drafter lacks what its convention says is its own, or it does not fit.
+        CaptureError
+            The capture lacks them.
+        """
+        borrowed = Borrowed.of(capture, drafter, SLICE_BYTES)
+        return cls(drafter, borrowed.embedding, borrowed.proposal.head)
 
     def spec(self) -> DraftSpec:
         how, weight = self.drafter.convention, self.drafter.fc.weight
+        of_target = how.mask_token_id < self.head.n_target
         return DraftSpec(
             block_size=how.block_size,
             n_proposed=how.n_proposed,
             layer_ids=how.taps,
             last_layer_normed=how.last_layer_normed,
-            mask_token_id=how.mask_token_id,
+            mask_token_id=how.mask_token_id if of_target else None,
             layout=how.label_layout,
+            vocabulary_map=self.ids,
             dtype=weight.dtype,
             device=weight.device,
         )
@@ -83,7 +108,7 @@ class Builtin:
         return Rows(state.start, state.features[:length], kept)
 
     def target_bits(self) -> TargetBits:
-        return TargetBits(self.embedding, self.head)
+        return TargetBits(self.embedding, self._in_target(self.head.weight.T, 0.0).T)
 
     def block(self, anchor_id: int) -> Tensor:
         how = self.drafter.convention
@@ -121,9 +146,14 @@ class Builtin:
         return draft_blocks(drafter, self.embedding, tokens, places, state.features, state.layers)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        how = self.drafter.convention
-        logits = (hidden @ self.head.T).float() * how.logit_scale
-        return how.softcap * torch.tanh(logits / how.softcap) if how.softcap else logits
+        return self._in_target(self.head.logits(hidden), -math.inf)
+
+    def _in_target(self, values: Tensor, missing: float) -> Tensor:
+        """Values [..., V_d] of the drafter's tokens as [..., V], ``missing`` for all others."""
+        if self.ids is None:
+            return values
+        room = values.new_full((*values.shape[:-1], self.head.n_target), missing)
+        return room.index_copy(-1, self.ids, values)
 
 
 class _Fed(Drafter):

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -611,6 +612,24 @@ def test_a_reduced_vocabulary_is_fine_where_it_is_declared():
     found = tried(adapter(kind=Reduced))
     assert found.clean, (found.found, found.differing)
     assert status(found, "gradient") == "ok"
+
+
+def test_the_built_in_drafter_brings_what_it_has_of_its_own():
+    """Its own embedding with a mask token beyond the target's, and its own head of 40 tokens."""
+    how = reading(head="own", embedding="own", vocabulary_map="offset", mask_token_id=VOCABULARY)
+    shape = dataclasses.replace(SHAPE, embedding_rows=VOCABULARY + 1, head_rows=40, has_map=True)
+    torch.manual_seed(0)
+    drafter = Drafter(shape, how).eval().requires_grad_(False)
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.3)
+    drafter.d2t[10:] = 15
+    capture = SimpleNamespace(embedding=EMBEDDING, head=HEAD, target_facts={"n_layers": 3})
+    one = Builtin.of_capture(capture, drafter)
+    found = tried(one, how)
+    assert found.clean, (found.found, found.differing)
+    assert status(found, "mask_not_proposed") == "not testable"
+    logits = one.propose(one.context(FEATURES[:9], torch.arange(9)), 3, 9)
+    assert logits.isfinite().nonzero()[:, 1].unique().tolist() == [*range(10), *range(25, 55)]
 
 
 @pytest.mark.parametrize(
