@@ -34,7 +34,7 @@ HEAD = (
     "outcome",
     "probability",
     "label's rank",
-    "phase",
+    "phase, °",
     "sees",
     "in serving",
 )
@@ -122,8 +122,7 @@ class BlockBrowser:
             stays = self.drafts.draft(index, block.anchor).accepted
             said += f" with the block moved by {offset:+d}; {stays} of {d} in its place"
         prompt = self.run.capture.prompts[index].id
-        where = f"<strong>{escape(prompt)}</strong>, anchor at position {block.anchor}"
-        return f"<p>{where}: {said}.</p>"
+        return f"<p><strong>{escape(prompt)}</strong>, anchor at {block.anchor}: {said}.</p>"
 
     def _text(self, index: int, block: DraftedBlock) -> str:
         pieces = token_pieces(self.run.capture, index)
@@ -194,8 +193,8 @@ class BlockBrowser:
         scores = self.run.scores(self.role)
         middle, n = np.median(scores.accepted), len(scores.accepted)
         said = (
-            f"A typical block: the median of all {n} has {middle:g} tokens accepted, and this one is "
-            "among the nearest to it. In JupyterLab, menus choose others and move them."
+            f"Of {n} blocks the median has {middle:g} accepted; this is one of the nearest to it. "
+            "In JupyterLab, menus choose others and move them."
         )
         return f"<p>{said}</p>{self.html(*self.typical(), 0)}"
 
@@ -252,7 +251,8 @@ def _sees(sight: Sight) -> str:
     parts = [f"rows {_runs(sight.rows)}", f"slots {_runs(sight.slots)}"]
     if sight.others:
         parts.append(f"{sight.others} other blocks")
-    layers = f"layers {', '.join(map(str, sight.layers))}: " if sight.layers else ""
+    numbers = ", ".join(map(str, sight.layers))
+    layers = f"layer{'s' * (len(sight.layers) > 1)} {numbers}: " if numbers else ""
     return layers + "; ".join(parts)
 
 
@@ -265,7 +265,7 @@ def _served(sight: Sight) -> str:
     ]
     if sight.others:
         lacking.append("other blocks")
-    return f"✗ not {', '.join(lacking)}" if lacking else "✓ the same"
+    return f"✗ lacks {'; '.join(lacking)}" if lacking else "✓ the same"
 
 
 def _runs(numbers: Sequence[int]) -> str:
