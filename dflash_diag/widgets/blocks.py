@@ -29,14 +29,14 @@ HEAD = (
     "position",
     "fed",
     "predicts",
-    "target says",
-    "drafter says",
+    "target",
+    "drafter",
     "outcome",
-    "probability",
-    "label's rank",
-    "phase, °",
+    "p",
+    "rank",
+    "phase",
     "sees",
-    "in serving",
+    "served",
 )
 
 
@@ -157,13 +157,15 @@ class BlockBrowser:
         ]
         miss = how.first_slot + block.accepted
         classes = [_CLASSES[(slot > miss) - (slot < miss)] for slot in range(how.block_size)]
-        caption = (
-            f"One pass of {self.run.name(self.role)}; mask is token {how.mask_token_id}. "
-            "Probability is that of the drafter's own choice, the label's rank how many tokens it "
-            "likes better than the target's. Phase: how many degrees the move turns the slot's "
-            "queries against the context, root mean square; 104 is as good as random."
+        said = (
+            f"Mask is token {how.mask_token_id}. <em>p</em> is the probability of the drafter's "
+            "choice, <em>rank</em> how many tokens it likes better than the target's, "
+            "<em>phase</em> how many degrees the move turns the slot's queries against the context "
+            "(root mean square; 104 is as good as random), <em>sees</em> which context rows and "
+            "slots of its block, <em>served</em> whether a server shows the same."
         )
-        return table(caption, HEAD, rows, classes)
+        caption = f"{self.run.name(self.role)}, slot by slot"
+        return f"<p>{said}</p>{table(caption, HEAD, rows, classes)}"
 
     def _proposals(self, block: DraftedBlock) -> Iterator[tuple[str, ...]]:
         """Cells of each proposal, from the position that is predicted to the label's rank."""
@@ -265,7 +267,7 @@ def _served(sight: Sight) -> str:
     ]
     if sight.others:
         lacking.append("other blocks")
-    return f"✗ lacks {'; '.join(lacking)}" if lacking else "✓ the same"
+    return f"✗ lacks {'; '.join(lacking)}" if lacking else "✓ same"
 
 
 def _runs(numbers: Sequence[int]) -> str:
@@ -274,4 +276,4 @@ def _runs(numbers: Sequence[int]) -> str:
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
-    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 1 else str(r[0]) for r in runs) or "none"
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs) or "none"

@@ -117,7 +117,8 @@ _STYLE = """<style>
 .browser .flip { font-weight: bold; text-decoration: underline double; }
 .browser .tie { text-decoration: underline dotted; }
 .browser.block td { white-space: pre; vertical-align: top; }
-.browser.block .anchor { font-weight: bold; outline: 1px solid; outline-offset: 1px; }
+.browser.block td, .browser.block th { padding-right: 0.7em; }
+.browser.block .anchor { font-weight: bold; border: 1px solid; border-radius: 2px; padding: 0 1px; }
 .browser.block .miss { font-weight: bold; }
 @media print { .browser .wide { overflow: visible; } }
 </style>"""

@@ -82,21 +82,21 @@ def test_a_block_shows_what_was_scored_at_its_anchor(run, browser):
         token = run.capture.tokens(run.capture.index(prompt))[anchor]
         assert (first["slot"], first["position"]) == ("0", str(anchor))
         assert first["fed"] == word(int(token))
-        assert {first[name] for name in ("predicts", "drafter says", "outcome")} == {"—"}
+        assert {first[name] for name in ("predicts", "drafter", "outcome")} == {"—"}
         assert [row["fed"] for row in rows] == ["mask"] * D
         ahead = [str(anchor + k) for k in range(1, D + 1)]
         assert [row["position"] for row in rows] == ahead
         assert [row["predicts"] for row in rows] == ahead
-        assert [row["target says"] for row in rows] == [word(int(t)) for t in scores.labels[a]]
-        assert [row["drafter says"] for row in rows] == [word(int(t)) for t in scores.proposed[a]]
-        assert [row["label's rank"] for row in rows] == [str(r) for r in scores.rank[a]]
+        assert [row["target"] for row in rows] == [word(int(t)) for t in scores.labels[a]]
+        assert [row["drafter"] for row in rows] == [word(int(t)) for t in scores.proposed[a]]
+        assert [row["rank"] for row in rows] == [str(r) for r in scores.rank[a]]
         best = np.exp(scores.topk_logprobs[a, :, 0])
-        assert [float(row["probability"]) for row in rows] == pytest.approx(best, abs=0.006)
+        assert [float(row["p"]) for row in rows] == pytest.approx(best, abs=0.006)
         right = scores.proposed[a] == scores.labels[a]
         assert [row["outcome"] for row in rows] == outcomes(right)
-        assert {row["phase, °"] for row in rows} == {"0"}
-        assert {row["sees"] for row in rows} == {f"rows 0 to {anchor - 1}; slots 0 to {D}"}
-        assert {row["in serving"] for row in rows} == {"✓ the same"}
+        assert {row["phase"] for row in rows} == {"0"}
+        assert {row["sees"] for row in rows} == {f"rows 0-{anchor - 1}; slots 0-{D}"}
+        assert {row["served"] for row in rows} == {"✓ same"}
         assert f"accepted {scores.accepted[a]} of {D}." in html
 
 
@@ -157,11 +157,11 @@ def test_an_offset_moves_the_positions_and_drafts_again(run, browser):
     html = browser.html(prompt, anchor, -2)
     rows = table(html)
     assert [row["position"] for row in rows] == [str(anchor - 2 + k) for k in range(D + 1)]
-    said = [row["drafter says"] for row in rows[1:]]
+    said = [row["drafter"] for row in rows[1:]]
     assert said == [browser._word(int(t)) for t in scores.proposed[a]]
     stays = run.scores("drafter").accepted[a]
     assert f"with the block moved by -2; {stays} of {D} in its place" in html
-    assert all(int(row["phase, °"]) > 0 for row in rows)
+    assert all(int(row["phase"]) > 0 for row in rows)
 
 
 def test_phases_are_those_of_the_page(run, browser):
@@ -222,10 +222,10 @@ def test_a_leak_is_said_in_words(run):
     others = len(leaky.drafts.anchors(leaky.run.capture.index(prompt))) - 1
     row = table(leaky.html(prompt, anchor, 0))[1]
     assert row["sees"].split("\n") == [
-        f"layer 0: rows 0 to {anchor}; slots 0 to {D}; {others} other blocks",
-        f"layer 1: rows {anchor - 2} to {anchor}; slots 0 to {D}; {others} other blocks",
+        f"layer 0: rows 0-{anchor}; slots 0-{D}; {others} other blocks",
+        f"layer 1: rows {anchor - 2}-{anchor}; slots 0-{D}; {others} other blocks",
     ]
-    assert row["in serving"].split("\n") == [f"✗ lacks rows {anchor}; other blocks"] * 2
+    assert row["served"].split("\n") == [f"✗ lacks rows {anchor}; other blocks"] * 2
 
 
 # --- controls and the static twin ---------------------------------------------------------------
