@@ -10,7 +10,7 @@ Nothing here decides anything; see `alignment` for the method and `findings` for
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ from dflash_diag.scoring import Borrowed, tapped_states
 from dflash_diag.sweeps import Sweep
 
 if TYPE_CHECKING:
+    from dflash_diag.bundle import Capture
+    from dflash_diag.drafter import Drafter
     from dflash_diag.runs import Run
 
 VERSION = "alignment/1"
@@ -74,7 +76,8 @@ def _special_ids(target: str) -> list[int]:
 
 def positions(sweep: Sweep) -> dict[str, Any]:
     """Phase error of each slot by offset, and the shifts that must change nothing."""
-    drafter, blocks = sweep.drafter, real_blocks(sweep)
+    drafter = sweep.drafter
+    blocks = real_blocks(sweep.capture, drafter, sweep.rows)
     offsets = sorted({0, *OFFSETS})
     errors = phase_errors(drafter, pair_energies(drafter, blocks), offsets)
     return {
@@ -85,13 +88,12 @@ def positions(sweep: Sweep) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def real_blocks(sweep: Sweep, count: int = BLOCKS) -> list[Block]:
-    """Blocks in the middle of the first prompts' continuations."""
-    drafter, capture = sweep.drafter, sweep.capture
+def real_blocks(capture: Capture, drafter: Drafter, prompts: Sequence[int]) -> list[Block]:
+    """Blocks in the middle of the first prompts' continuations; ``prompts`` have complete ones."""
     how, weight = drafter.convention, drafter.fc.weight
     embedding = Borrowed.of(capture, drafter, SLICE_BYTES).embedding
     made = []
-    for index in sweep.rows[:count]:
+    for index in prompts[:BLOCKS]:
         prompt, tokens = capture.prompts[index], capture.tokens(index)
         anchor = prompt.n_prompt_tokens + (prompt.n_generated - how.n_proposed) // 2
         ids = torch.full((how.block_size,), how.mask_token_id)

@@ -225,6 +225,17 @@ def test_the_browser_of_states_is_live_in_a_notebook_and_static_on_the_page(site
     assert not page.find_all("script")
 
 
+def test_the_browser_of_blocks_is_live_in_a_notebook_and_static_on_the_page(site):
+    path = site / "notebooks" / "04_position_alignment.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    outputs = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
+    (view,) = [data for data in outputs if report.WIDGET_VIEW in data]
+    page = BeautifulSoup((site / f"{path.stem}.html").read_text(), "html.parser")
+    (shown,) = page.select(".browser.block")
+    assert BeautifulSoup(view["text/html"], "html.parser").pre.get_text() == shown.pre.get_text()
+    assert len(shown.tbody.find_all("tr")) == tiny_world.BLOCK
+
+
 def test_the_transcript_holds_every_token_once_and_every_round(site, config):
     run = Run.open(config)
     html = views.Transcript(run, n=2).static_html()

@@ -62,6 +62,7 @@ LAYERS = [
         "tensorfile",
         "additions",
         "visibility",
+        "one_block",
     },
     {"diagnostics"},
     {"alignment_runs", "compare", "config", "doctor", "runs", "state_runs", "training_audit"},

@@ -1,19 +1,16 @@
-"""Looking into one layer and one prompt of a comparison of hidden states.
-
-The live view and its static twin are the same HTML: the twin shows the worst layer and the worst
-prompt, so that an exported page answers without a script.
-"""
+"""Looking into one layer and one prompt of a comparison of hidden states; the worst in reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag.diagnostics.divergence import NOTHING
 from dflash_diag.divergence import FACTOR
-from dflash_diag.views import NUMBER, token_pieces
+from dflash_diag.views import token_pieces
+from dflash_diag.widgets.shared import Option, group, menu, offer, table, view, with_arrows
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
@@ -63,13 +60,11 @@ class StateBrowser:
     def html(self, side: str, layer: int, prompt: str) -> str:
         """One side, layer and prompt as HTML that stands alone."""
         inside = [
-            _STYLE,
             self._modules(side, layer),
             self._tokens(side, prompt),
             self._layers(side, prompt),
         ]
-        name = escape(f"{_layer(layer)} and prompt {prompt} against {side}")
-        return f'<div class="states" aria-label="{name}" role="group">{"".join(inside)}</div>'
+        return group("states", f"{_layer(layer)} and prompt {prompt} against {side}", inside)
 
     def _modules(self, side: str, layer: int) -> str:
         found = self.comparison(side)
@@ -103,7 +98,7 @@ class StateBrowser:
                 if row["layer"] == layer
             ]
         caption = f"{_layer(layer)} against {side}, in execution order. {found['modules_note']}"
-        return _table(caption, head, body)
+        return table(caption, head, body)
 
     def _tokens(self, side: str, prompt: str) -> str:
         capture = self.run.capture
@@ -148,7 +143,7 @@ class StateBrowser:
             for row in rows
         ]
         head = ("layer", "this prompt", "all prompts", "floor", "worst token", "at position")
-        return _table(f"{prompt} against {side}: relative RMS of every layer", head, body)
+        return table(f"{prompt} against {side}: relative RMS of every layer", head, body)
 
     def static_html(self) -> str:
         """The worst layer and prompt; what is missing, where nothing is compared."""
@@ -167,25 +162,23 @@ class StateBrowser:
 
         side, layer, prompt = self.worst()
         menus = {
-            "side": _menu("against", self.sides, side),
-            "layer": _menu("layer", self.layers(side), layer),
-            "prompt": _menu("prompt", self.prompts(side), prompt),
+            "side": menu("against", _options(self.sides), side),
+            "layer": menu("layer", _options(self.layers(side)), layer),
+            "prompt": menu("prompt", _options(self.prompts(side)), prompt),
         }
-        # As a flex box, which it is by default, it would grow with its tables and be cut off.
-        shown = ipywidgets.HTML(self.html(side, layer, prompt), layout={"display": "block"})
+        shown = view(self.html(side, layer, prompt))
 
         def choose(change: Mapping[str, Any]) -> None:
             # Another side may offer others: the menus follow one by one, the view is sent once.
             with shown.hold_sync():
                 if change["owner"] is menus["side"]:
                     for name, offered in (("layer", self.layers), ("prompt", self.prompts)):
-                        _offer(menus[name], offered(change["new"]))
-                shown.value = self.html(**{name: menu.value for name, menu in menus.items()})
+                        offer(menus[name], _options(offered(change["new"])))
+                shown.value = self.html(**{name: one.value for name, one in menus.items()})
 
-        for menu in menus.values():
-            menu.observe(choose, "value")
-        rows = [ipywidgets.HBox([menu, _step(menu, -1), _step(menu, 1)]) for menu in menus.values()]
-        return ipywidgets.VBox([*rows, shown])
+        for one in menus.values():
+            one.observe(choose, "value")
+        return ipywidgets.VBox([*map(with_arrows, menus.values()), shown])
 
     def __repr__(self) -> str:
         return f"StateBrowser against {', '.join(self.sides) or 'nothing'}"
@@ -198,50 +191,9 @@ class StateBrowser:
         return {**live, **bundle}
 
 
-def _menu(label: str, values: Sequence[Any], value: Any) -> Any:
-    import ipywidgets
-
-    # As wide as the names of most prompts; less where the window is narrow.
-    layout = {"width": "auto", "min_width": "0", "flex": "0 1 36em"}
-    return ipywidgets.Dropdown(
-        options=_options(values), value=value, description=label, layout=layout
-    )
-
-
-def _step(menu: Any, by: int) -> Any:
-    """A button that goes one option up or down and stops at the ends.
-
-    JupyterLab keeps the arrow keys of a closed menu for itself and moves to another cell; Enter on
-    a button reaches it.
-    """
-    import ipywidgets
-
-    sign, which = ("↑", "previous") if by < 0 else ("↓", "next")
-    layout = {"width": "auto", "flex": "none"}
-    button = ipywidgets.Button(
-        description=sign, tooltip=f"{menu.description}: {which}", layout=layout
-    )
-
-    def step(_: Any) -> None:
-        menu.index = min(max(menu.index + by, 0), len(menu.options) - 1)
-
-    button.on_click(step)
-    return button
-
-
-def _options(values: Sequence[Any]) -> list[tuple[str, Any]]:
+def _options(values: Sequence[Any]) -> list[Option]:
     """What a menu says for each value."""
     return [("Embedding" if value == -1 else str(value), value) for value in values]
-
-
-def _offer(menu: Any, values: Sequence[Any]) -> None:
-    """Change a menu's options and keep what was chosen where it is still offered."""
-    options = _options(values)
-    if list(menu.options) != options:
-        kept = menu.value
-        menu.options = options
-        if kept in values:
-            menu.value = kept
 
 
 def _badness(row: Row) -> tuple[bool, bool, float]:
@@ -270,42 +222,3 @@ def _layer(layer: int) -> str:
 
 def _number(value: float | None) -> str:
     return "—" if value is None else f"{value:.2g}"
-
-
-def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rows = list(rows)
-    columns = list(zip(*rows, strict=True)) or [()] * len(head)
-    kinds = [
-        ' class="num"' if all(cell == "—" or NUMBER.match(cell) for cell in column) else ""
-        for column in columns
-    ]
-    heads = "".join(
-        f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, kinds, strict=True)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{k}>{escape(cell)}</td>" for cell, k in zip(row, kinds, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="wide"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-# Shades of the text's own colour, so that dark and light themes both show them.
-_STYLE = """<style>
-.states { line-height: 1.4; }
-.states .wide { overflow-x: auto; }
-.states table { border-collapse: collapse; margin: 0.6em 0; text-align: left; }
-.states caption { text-align: left; opacity: 0.8; }
-.states td, .states th { padding: 0.1em 1.1em 0.1em 0; vertical-align: bottom; }
-.states td.num, .states th.num { text-align: right; }
-.states td.num { white-space: nowrap; }
-.states pre { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6; }
-.states .rest { opacity: 0.6; }
-.states .flip { font-weight: bold; text-decoration: underline double; }
-.states .tie { text-decoration: underline dotted; }
-@media print { .states .wide { overflow: visible; } }
-</style>"""
