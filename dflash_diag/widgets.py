@@ -11,7 +11,7 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dflash_diag.diagnostics.divergence import NOTHING
+from dflash_diag.diagnostics.base import NOTHING
 from dflash_diag.divergence import FACTOR
 from dflash_diag.views import NUMBER, token_pieces
 

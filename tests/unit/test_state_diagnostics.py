@@ -145,7 +145,7 @@ GOOD = {"hidden.rows": fake_states.state_rows(N), "hidden.argmax": fake_states.a
 GOOD |= {"hidden.identity": fake_states.identity_rows(N)}
 GOOD |= {"hidden.chunks": fake_states.case_rows({"63 tokens": 1.9})}
 BAD = {
-    "hidden.rows": (fake_states.state_rows(N, nans=3), "3 rows hold NaN or Inf, the first at 7"),
+    "hidden.rows": (fake_states.state_rows(N, nans=3), "3 rows with NaN or Inf, the first at 7"),
     "hidden.argmax": (fake_states.argmax_rows(N, decisive=4), "4 of 360 choices differ"),
     "hidden.identity": (
         fake_states.identity_rows(N, {1: "the states of layer 0"}),
