@@ -161,10 +161,10 @@ def _read(path: Path, root: Path, given: Sequence[int] | None) -> Dump:
     if tokens.ndim != 1 or not len(tokens):
         raise CaptureError(f"{path}: tokens {list(tokens.shape)}", "shape [T], at least one token")
     layer_ids = _layer_ids(file, path, given)
-    if not layer_ids or len(set(layer_ids)) != len(layer_ids):
-        raise CaptureError(
-            f"{path}: layer_ids {list(layer_ids)}", "at least one layer, and each once"
-        )
+    if not layer_ids:
+        raise CaptureError(f"{path}: layer_ids are empty", "at least one layer")
+    if len(set(layer_ids)) != len(layer_ids):
+        raise CaptureError(f"{path}: layer_ids {list(layer_ids)}", "each layer once")
     hidden_size = _width(file, path, len(tokens), layer_ids)
     n_prompt, end = _continuation(file, path, len(tokens))
     if not 1 <= n_prompt < end:
@@ -206,7 +206,10 @@ def _open_safetensors(path: Path) -> _File:
     metadata, keys = file.metadata() or {}, set(file.keys())
 
     def get(name: str) -> Any:
-        return file.get_tensor(name) if name in keys else _parsed(metadata[name])
+        try:
+            return file.get_tensor(name) if name in keys else _parsed(metadata[name])
+        except SafetensorError as error:
+            raise CaptureError(f"{path}: {name} cannot be read ({error})") from error
 
     return _File(frozenset(keys | set(metadata)), get)
 
@@ -261,7 +264,7 @@ def _integers(value: Any, path: Path, name: str) -> Tensor:
     found = _tensor(value, path, name)
     if isinstance(value, list | tuple) and not len(value):
         return found.long()  # torch makes floats of nothing
-    if found.is_floating_point() or found.is_complex() or found.dtype is torch.bool:
+    if found.dtype not in (*_INTEGERS, torch.uint16, torch.uint32, torch.uint64):
         raise CaptureError(f"{path}: {name} are {found.dtype}", "integers")
     return found.long()
 

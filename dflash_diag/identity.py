@@ -28,8 +28,6 @@ NEAR = 0.2
 HALF, THIRD = 1 / 2, 1 / 3
 """What a name may leave of the difference: where it leaves no more than rounding, and where it fits
 only roughly."""
-APART = 4.0
-"""How much further off than the other rows the wrong rows have to be, to be called so."""
 MOST_ROWS = 512
 """Rows on which a rotation is looked for; its cost grows with their cube."""
 
@@ -41,7 +39,8 @@ class Identity:
     layer: int
     kind: str
     """``right``, ``shifted``, ``other_layer``, ``other_module``, ``normed``, ``centred``,
-    ``scaled``, ``offset``, ``rotated``, ``some_rows``, ``near`` (no known fault) or ``unknown``."""
+    ``scaled``, ``offset``, ``rotated``, ``transposed``, ``some_rows``, ``near`` (no known fault) or
+    ``unknown``."""
     rel_rms: float
     """Of the states against the layer that they claim to be."""
     explained: float
@@ -232,16 +231,16 @@ def rotation_error(x: Tensor, y: Tensor) -> float:
 def _by_row(
     layer: int, x: Tensor, y: Tensor, rows: Tensor, claimed: float, allowed: float
 ) -> Identity | None:
-    """States of which only some rows are wrong; None where right and wrong rows do not part."""
+    """States of which some rows are right and the others something else; None where not."""
     per_row = ((x - y).norm(dim=-1) / y.norm(dim=-1).clamp(min=1e-30)).nan_to_num(float("inf"))
     # Single rows spread more than their mean.
     wrong = per_row > 2 * allowed
     n_wrong = int(wrong.sum())
     if not 0 < n_wrong < len(rows):
         return None
+    if float(per_row[wrong].median()) <= NEAR:
+        return None  # rows that are only less near than others
     right = float((x[~wrong] - y[~wrong]).norm() / y[~wrong].norm().clamp(min=1e-30))
-    if right > allowed and float(per_row[wrong].min()) < APART * float(per_row[~wrong].max()):
-        return None
     bad = rows[wrong.cpu()].tolist()
     text = f"layer {layer}, but {n_wrong} of {len(rows)} rows differ: {_ranges(bad)}"
     return Identity(layer, "some_rows", claimed, right, text)

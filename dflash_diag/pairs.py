@@ -75,7 +75,7 @@ def left_out(a: Capture, b: Capture) -> str:
     both = sum(len(_common_rows(a, b, pair)) for pair in pairs)
     lacking = {layer for p in pairs for layer in set(a.layers(p.a)) - set(b.layers(p.b))}
     parts = [
-        f"{n} {what} of {' and '.join(dict.fromkeys(map(str, of)))}"
+        f"{n} of {' and '.join(dict.fromkeys(map(str, of)))} {what}"
         for n, what, of in (
             (len(pairs), "prompts", (len(a), len(b))),
             (both, "positions", (ours, theirs)),

@@ -10,14 +10,14 @@ Symbols: N sequences, T tokens, R captured rows, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dflash_diag.bundle import Capture
-from dflash_diag.divergence import ASSUMED_FLOOR, deviation
+from dflash_diag.divergence import ASSUMED_FLOOR, FACTOR, deviation
 from dflash_diag.errors import CaptureError
 from dflash_diag.hidden_states import EMBEDDING, recorded
 from dflash_diag.identity import Identity, identify, layer_trace
@@ -356,6 +356,9 @@ def check_identity(
             made = identify(layer, states, live, floor=_by_place(floor), rows=places)
             if made.rough or made.kind not in ("right", "shifted", "other_layer"):
                 made = _look_inside(target, tokens, layer, states, live, floor, places)
+            if made.kind == "unknown":
+                truth = live[Place(layer, OUTPUT)][places]
+                made = _transposed(capture, i, made, truth, FACTOR * floor(layer))
             found.append({"prompt": prompt.id, **made.to_json(), "floor": floor(layer)})
         tick()
     return found
@@ -381,6 +384,18 @@ def _look_inside(
             return target.parts.final_norm(value.to(weight.device, weight.dtype)).float().cpu()
 
     return identify(layer, states, trace, floor=_by_place(floor), rows=rows, final_norm=norm)
+
+
+def _transposed(capture: Capture, i: int, made: Identity, truth: Tensor, limit: float) -> Identity:
+    """States [T, K, H] that were laid out as [T, H, K] and only called so, or what they were."""
+    layers = capture.layers(i)
+    whole = capture.states(i, layers).float()
+    r, k, h = whole.shape
+    error = deviation(whole.reshape(r, h, k)[..., layers.index(made.layer)], truth)["rel_rms"]
+    if k == 1 or error is None or error > limit:
+        return made
+    text = f"layer {made.layer}, but laid out as [T, H, K] and read as [T, K, H]"
+    return replace(made, kind="transposed", explained=error, text=text)
 
 
 def _by_place(floor: Floor) -> Callable[[Place], float]:

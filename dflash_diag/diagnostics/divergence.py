@@ -126,7 +126,7 @@ def broken(row: Mapping[str, Any]) -> int:
 
 def _words(name: str, side: Mapping[str, Any], estimates: Mapping[str, Estimate]) -> str:
     largest = side["largest"]
-    part = side["left_out"] and f", {side['left_out']} alone"
+    part = side["left_out"] and f", on {side['left_out']} alone"
     if side["n_broken"]:
         return f"{name}: zeros or no numbers at {layer_names(side['broken'])}{part}"
     at = f"relative RMS at most {relative(largest['rel_rms'])}, at layer {largest['layer']}"
