@@ -156,6 +156,8 @@ def make_capture(
     if like is not None:
         tokens = content_key([[t.id, t.prompt_ids, t.given and t.given.ids] for t in texts])
         request["like"] = {"tokens": tokens, "source": like.target_facts.get("source")}
+        if like.reference is not None:
+            request["reference"] = dict(like.reference)
     if all_layers_for:
         request["all_layers_for"] = all_layers_for
     if keep_rows is not None:
@@ -244,7 +246,10 @@ class _Text:
         ids, given = tokens[: prompt.n_prompt_tokens], tokens[prompt.n_prompt_tokens :]
         _check_length(target, prompt.id, len(ids), len(given))
         text = prompt.prompt_text if prompt.prompt_text is not None else target.decode(ids)
-        return cls(prompt.id, ids, text, Continuation(given, prompt.ended))
+        made = Continuation(
+            given, prompt.ended, origin=prompt.origin, finish_reason=prompt.finish_reason
+        )
+        return cls(prompt.id, ids, text, made)
 
 
 def _check_length(target: Target, name: str, n_prompt: int, n_more: int) -> None:

@@ -22,6 +22,7 @@ from dflash_diag.servers import TIMEOUT_S
 
 if TYPE_CHECKING:
     from dflash_diag.config import RunConfig
+    from dflash_diag.results import Result
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 3
 
@@ -236,7 +237,8 @@ def capture(
     """Run a target over prompts once and keep what scoring needs.
 
     The capture holds the greedy continuations and the hidden states, so it can be made on a GPU
-    machine and scored on a laptop. Prints the folder.
+    machine and scored on a laptop. Prints the folder and, on standard error, whether the text that
+    a server wrote is the target's own.
 
     With --drafter the states kept are those that this drafter taps (and their neighbours); without
     it, those that the usual layer rule picks. --layers all keeps every layer.
@@ -244,10 +246,15 @@ def capture(
     With --like nothing is decoded: this target, backend and precision run over the tokens of a
     capture that is there, so that the two can be compared state by state.
     """
-    from dflash_diag import runs
+    from dflash_diag import runs, views
 
-    folder = runs.capture_only(_config(locals()))
-    typer.echo(str(folder))
+    config = _config(locals())
+    made = runs.capture_only(config)
+    typer.echo(str(made.path))
+    text = runs.judge_text(config, made)
+    if text is not None:
+        # Not on standard output, where a script finds the folder.
+        typer.echo(f"server  {views.verdict_line(text)}", err=True)
     return DONE
 
 
@@ -301,7 +308,7 @@ def score(
         if json:
             storage.write_json(json, scored)
         typer.echo(text)
-    return FAILED if run.has_verdict(refused, only=runs.SCORE_RESULTS) else DONE
+    return _code(run.having(refused, only=runs.SCORE_RESULTS))
 
 
 @app.command(
@@ -356,7 +363,7 @@ def divergence(
         if json:
             storage.write_json(json, found)
         typer.echo(text)
-    return FAILED if run.has_verdict(refused, only=state_runs.RESULTS) else DONE
+    return _code(run.having(refused, only=state_runs.RESULTS))
 
 
 @app.command(
@@ -419,7 +426,16 @@ def report_verb(
     typer.echo(str(index))
     if _may_open() if open_ is None and run.given.is_example else open_:
         typer.launch(index.resolve().as_uri())
-    return FAILED if run.has_verdict(refused) else DONE
+    return _code(run.having(refused))
+
+
+def _code(failed: Sequence[Result]) -> int:
+    """The exit code where ``--fail-on`` refuses some results, which are named."""
+    from dflash_diag import views
+
+    for one in failed:
+        typer.echo(f"--fail-on met: {views.verdict_line(one)}", err=True)
+    return FAILED if failed else DONE
 
 
 def _config(options: Mapping[str, Any]) -> RunConfig:

@@ -187,8 +187,9 @@ def _json_object(text: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"--chat-template-kwargs {text}", f"a JSON object ({error.msg})") from error
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise BadInput(f"--chat-template-kwargs {text}", f"a JSON object ({why})") from error
     if not isinstance(value, dict):
         raise BadInput(f"--chat-template-kwargs {text}", "a JSON object")
     return value

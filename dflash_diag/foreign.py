@@ -45,6 +45,9 @@ _NESTED = ("metadata", "config")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _NORMS = ("norm.weight", "ln_f.weight", "final_layernorm.weight", "norm_f.weight")
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_COMPARABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64, *_INTEGERS)
+"""Types of states that can be compared. The audit says of integers that they are no states."""
 _ONE_PLUS = ("qwen3_5", "qwen3_next", "gemma")
 """Families whose final norm multiplies by 1 + w."""
 
@@ -72,8 +75,13 @@ class Dump:
     def states(self, layer_ids: Iterable[int]) -> Tensor:
         """[T, K, H] of some of its layers."""
         (found,) = _all(_open(self.path), _STATES)[:1]
-        columns = [self.layer_ids.index(j) for j in layer_ids]
-        return torch.stack([_column(found, k, self) for k in columns], dim=1)
+        if isinstance(found, list):
+            layers = [one[0] if one.ndim == 3 else one for one in found]
+        else:
+            # [T, K, H], [T, K·H] and a batch of one of either lie in memory alike.
+            layers = found.reshape(-1, len(self.layer_ids), self.hidden_size).unbind(1)
+        columns = [layers[self.layer_ids.index(j)][: self.n_tokens] for j in layer_ids]
+        return torch.stack(columns, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,13 +158,14 @@ def _read(path: Path, root: Path, given: Sequence[int] | None) -> Dump:
             "tensors tokens, hidden_states, layer_ids, or what SpecForge or speculators writes",
         )
     tokens = _flat(file, path)
+    if tokens.ndim != 1 or not len(tokens):
+        raise CaptureError(f"{path}: tokens {list(tokens.shape)}", "shape [T], at least one token")
     layer_ids = _layer_ids(file, path, given)
-    for name, values in (("tokens", tokens), ("layer_ids", torch.tensor(layer_ids))):
-        if values.is_floating_point() or values.is_complex() or values.dtype is torch.bool:
-            raise CaptureError(f"{path}: {name} are {values.dtype}", "integers")
-    hidden_size = _width(file, path, len(tokens) if tokens.ndim == 1 else -1, layer_ids, tokens)
+    if not layer_ids:
+        raise CaptureError(f"{path}: layer_ids are empty", "at least one layer")
     if len(set(layer_ids)) != len(layer_ids):
         raise CaptureError(f"{path}: layer_ids {list(layer_ids)}", "each layer once")
+    hidden_size = _width(file, path, len(tokens), layer_ids)
     n_prompt, end = _continuation(file, path, len(tokens))
     if not 1 <= n_prompt < end:
         raise CaptureError(
@@ -197,7 +206,10 @@ def _open_safetensors(path: Path) -> _File:
     metadata, keys = file.metadata() or {}, set(file.keys())
 
     def get(name: str) -> Any:
-        return file.get_tensor(name) if name in keys else _parsed(metadata[name])
+        try:
+            return file.get_tensor(name) if name in keys else _parsed(metadata[name])
+        except SafetensorError as error:
+            raise CaptureError(f"{path}: {name} cannot be read ({error})") from error
 
     return _File(frozenset(keys | set(metadata)), get)
 
@@ -206,7 +218,7 @@ def _parsed(text: str) -> Any:
     """Numbers and lists in metadata, which can hold only text."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, int | list) else text
 
@@ -236,77 +248,92 @@ def _all(file: _File, aliases: Sequence[str]) -> list[Any]:
 
 def _flat(file: _File, path: Path) -> Tensor:
     """The tokens, without a leading batch dimension of 1."""
-    value = _tensor(_all(file, _TOKENS)[0], path, "tokens")
+    value = _integers(_all(file, _TOKENS)[0], path, "tokens")
     return value[0] if value.ndim == 2 and len(value) == 1 else value
 
 
 def _tensor(value: Any, path: Path, name: str) -> Tensor:
     try:
         return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CaptureError(f"{path}: {name} are a {type(value).__name__}", "numbers") from error
 
 
+def _integers(value: Any, path: Path, name: str) -> Tensor:
+    """int64, if they are integers of any width."""
+    found = _tensor(value, path, name)
+    if isinstance(value, list | tuple) and not len(value):
+        return found.long()  # torch makes floats of nothing
+    if found.dtype not in (*_INTEGERS, torch.uint16, torch.uint32, torch.uint64):
+        raise CaptureError(f"{path}: {name} are {found.dtype}", "integers")
+    return found.long()
+
+
 def _layer_ids(file: _File, path: Path, given: Sequence[int] | None) -> tuple[int, ...]:
-    found = [_tensor(v, path, "layer_ids").flatten() for v in _all(file, _LAYERS)[:1]]
+    found = [_integers(v, path, "layer_ids").flatten() for v in _all(file, _LAYERS)[:1]]
     inputs = _all(file, _LAYER_INPUTS)[:1]
-    found = found or [_tensor(v, path, "layer_ids").flatten() - 1 for v in inputs]
+    found = found or [_integers(v, path, "layer_ids").flatten() - 1 for v in inputs]
     if not found and given is None:
         raise CaptureError(
             f"{path} does not say which layers its states are of",
-            "layer_ids in the file",
-            "or give layer_ids: j is the output of decoder layer j, -1 the embeddings",
+            "layer_ids in the file: j is the output of decoder layer j, -1 the embeddings",
+            "add them to the file, or give layer_ids to Capture.load in Python",
         )
     if not found:
         return tuple(given or ())
-    if found[0].is_floating_point() or found[0].dtype is torch.bool:
-        raise CaptureError(f"{path}: layer_ids are {found[0].dtype}", "integers")
     layers = tuple(found[0].tolist())
     if given is not None and tuple(given) != layers:
         raise CaptureError(f"{path} holds layers {list(layers)}", f"{list(given)}, as given")
     return layers
 
 
-def _width(
-    file: _File, path: Path, n_tokens: int, layer_ids: tuple[int, ...], tokens: Tensor
-) -> int:
-    """H, if the states have a shape that can be read."""
+def _width(file: _File, path: Path, n_tokens: int, layer_ids: tuple[int, ...]) -> int:
+    """H, if the states have a type and a shape that can be read."""
     if "hidden_states_scales" in file.names:
         raise CaptureError(f"{path} holds quantised states", "states in a float type")
     value, k = _all(file, _STATES)[0], len(layer_ids)
-    if isinstance(value, list):
-        shapes = [list(v.shape) for v in value if isinstance(v, Tensor)]
-        sizes = {tuple(s[1:] if len(s) == 3 and s[0] == 1 else s) for s in shapes}
-        if len(value) == len(shapes) == k and len(sizes) == 1:
-            (size,) = sizes
-            if len(size) == 2 and size[0] == n_tokens:
-                return size[1]
-        text = f"a list of {len(value)} states {shapes[:1]}"
-    elif isinstance(value, Tensor):
-        shape = list(value.shape[1:] if value.shape[0] == 1 and value.ndim > 2 else value.shape)
-        if len(shape) == 3 and shape[:2] == [n_tokens, k]:
-            return int(shape[2])
-        if len(shape) == 2 and shape[0] == n_tokens and k and shape[1] % k == 0:
-            return int(shape[1]) // k
-        text = f"hidden_states {list(value.shape)}"
-    else:
+    tensors = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, Tensor)]
+    shapes = [list(one.shape) for one in tensors]
+    if not isinstance(value, Tensor | list):
         text = f"hidden_states that are a {type(value).__name__}"
-    raise CaptureError(
-        f"{path}: tokens {list(tokens.shape)}, {text}, {k} layer_ids",
-        "shapes [T], [T, K, H] and [K]",
-    )
-
-
-def _column(value: Any, k: int, dump: Dump) -> Tensor:
-    """States [T, H] of the k-th layer of a file."""
-    if isinstance(value, list):
-        one: Tensor = value[k]
-        one = one[0] if one.ndim == 3 else one
+    elif isinstance(value, Tensor):
+        text = f"hidden_states {shapes[0]}"
+    elif len(value) != len(tensors):
+        other = next(v for v in value if not isinstance(v, Tensor))
+        text = f"a list of {len(value)} states, one of them a {type(other).__name__}"
     else:
-        whole: Tensor = value[0] if value.ndim > 2 and value.shape[0] == 1 else value
-        h = dump.hidden_size
-        one = whole[:, k] if whole.ndim == 3 else whole[:, k * h : (k + 1) * h]
-    return one[: dump.n_tokens]
+        text = f"a list of {len(value)} states {shapes[:1]}"
+    found = f"{path}: tokens [{n_tokens}], {text}, {k} layer_ids"
+    _check_types(tensors, found)
+    sizes = {_size(shape, n_tokens, k, each=isinstance(value, list)) for shape in shapes}
+    complete = isinstance(value, Tensor) or len(value) == len(tensors) == k
+    size = sizes.pop() if complete and len(sizes) == 1 else None
+    if not size:
+        raise CaptureError(found, "shapes [T], [T, K, H] and [K]")
+    return size
+
+
+def _check_types(tensors: Sequence[Tensor], found: str) -> None:
+    """Refuse types that cannot be compared, and several in one file."""
+    types = sorted({str(one.dtype).removeprefix("torch.") for one in tensors})
+    if len(types) > 1 or any(one.dtype not in _COMPARABLE for one in tensors):
+        raise CaptureError(
+            f"{found}, in {' and '.join(types)}",
+            "states in float32, bfloat16 or float16",
+            "save them in one of these; quantised ones times their scale",
+        )
+
+
+def _size(shape: list[int], n_tokens: int, k: int, *, each: bool) -> int | None:
+    """H of states of one shape; ``each``: of one layer. None where the shape fits nothing."""
+    for rest in [shape] + [shape[1:]] * (shape[:1] == [1]):
+        if each and len(rest) == 2 and rest[0] == n_tokens:
+            return rest[1]
+        if not each and len(rest) == 3 and rest[:2] == [n_tokens, k]:
+            return rest[2]
+        if not each and len(rest) == 2 and rest[0] == n_tokens and rest[1] % k == 0:
+            return rest[1] // k
+    return None
 
 
 def _continuation(file: _File, path: Path, n_tokens: int) -> tuple[int, int]:
@@ -317,9 +344,16 @@ def _continuation(file: _File, path: Path, n_tokens: int) -> tuple[int, int]:
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         try:
-            return int(value), n_tokens
-        except (TypeError, ValueError) as error:
-            raise CaptureError(f"{path}: n_prompt_tokens is {value!r}", "one integer") from error
+            whole = int(value)
+        except (TypeError, ValueError, OverflowError):
+            whole = None
+        if (
+            whole is None
+            or isinstance(value, bool)
+            or (isinstance(value, float) and value != whole)
+        ):
+            raise CaptureError(f"{path}: n_prompt_tokens is {value!r:.40}", "one integer")
+        return whole, n_tokens
     if "loss_mask" not in file.names:
         return 1, n_tokens
     mask = _tensor(file.get("loss_mask"), path, "loss_mask").flatten() > 0

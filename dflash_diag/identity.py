@@ -1,8 +1,10 @@
 """What captured states really are: the layer they claim, or something that resembles it.
 
-Rows one token off, another layer's states, what a layer adds instead of the sum, a rotated basis:
-each leaves shapes and norms as they should be. So the states are compared with everything that the
-target computes nearby, and named after what they equal.
+Rows one token off, another layer's states, what a layer adds instead of the sum, a hook one module
+late, a norm, a scale, a rotated basis: each leaves shapes, and mostly norms, as they should be. So
+the states are compared with everything that the target computes nearby, and named after what they
+equal within rounding. What equals nothing is named after what explains most of it, with what is
+left; and what is merely near, with no fault that is known here, is called that.
 
 Symbols: R captured rows, T tokens, H hidden size.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +23,13 @@ from dflash_diag.modules import OUTPUT, Place, Trace
 
 SHIFTS = (1, -1, 2, -2, 3, -3)
 """Rows by which captured states may be off."""
+NEAR = 0.2
+"""Relative RMS up to which states are near something; beyond it they are something else."""
+HALF, THIRD = 1 / 2, 1 / 3
+"""What a name may leave of the difference: where it leaves no more than rounding, and where it fits
+only roughly."""
+MOST_ROWS = 512
+"""Rows on which a rotation is looked for; its cost grows with their cube."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,16 @@ class Identity:
 
     layer: int
     kind: str
-    """``right``, ``shifted``, ``other_layer``, ``other_module``, ``normed``, ``scaled``,
-    ``rotated``, ``some_rows`` or ``unknown``."""
+    """``right``, ``shifted``, ``other_layer``, ``other_module``, ``normed``, ``centred``,
+    ``scaled``, ``offset``, ``rotated``, ``transposed``, ``some_rows``, ``near`` (no known fault) or
+    ``unknown``."""
     rel_rms: float
     """Of the states against the layer that they claim to be."""
     explained: float
     """Of the states against what they are."""
     text: str
+    rough: bool = False
+    """Whether more than rounding is left."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -44,7 +56,19 @@ class Identity:
             "rel_rms": self.rel_rms,
             "explained": self.explained,
             "what": self.text,
+            "rough": self.rough,
         }
+
+
+class _Candidate(NamedTuple):
+    """Something that the states may be by mistake."""
+
+    kind: str
+    text: str
+    value: Tensor
+    """[R, H]"""
+    limit: float
+    """Relative RMS that rounding explains."""
 
 
 def identify(
@@ -64,7 +88,7 @@ def identify(
         [R, H] that claim to be the output of decoder layer ``layer`` (-1: the embedding).
     trace
         What the target computes on the same T tokens: every layer's output, and the modules of
-        ``layer``.
+        ``layer`` and of the one after it.
     floor
         Relative RMS that rounding alone explains, by place.
     rows
@@ -74,55 +98,95 @@ def identify(
     """
     rows = torch.arange(len(states)) if rows is None else rows
     x = states.double()
-    truth = trace[Place(layer, OUTPUT)].double().to(x.device)
-    claimed = _error(x, truth[rows])
+    truth = trace[Place(layer, OUTPUT)].double().to(x.device)[rows.to(x.device)]
+    claimed = _error(x, truth)
     allowed = FACTOR * floor(Place(layer, OUTPUT))
     if claimed <= allowed:
         return Identity(layer, "right", claimed, claimed, f"layer {layer}, as it should be")
-    for kind, text, candidate, limit in _candidates(layer, x, trace, rows, final_norm, floor):
-        error = _error(x, candidate)
-        if error <= limit:
-            return Identity(layer, kind, claimed, error, text)
-    scale = float((x * truth[rows]).nansum() / truth[rows].square().sum())
-    error = _error(x, scale * truth[rows])
+    rough: list[tuple[float, _Candidate]] = []
+    for one in (
+        *_candidates(layer, trace, rows, x.shape[-1], final_norm, floor),
+        *_transformed(layer, x, truth, allowed),
+    ):
+        error = _error(x, one.value)
+        if error <= min(one.limit, HALF * claimed):
+            return Identity(layer, one.kind, claimed, error, one.text)
+        rough.append((error, one))
+    error = rotation_error(x, truth) if claimed > NEAR else claimed
     if error <= allowed:
-        return Identity(layer, "scaled", claimed, error, f"layer {layer} times {scale:.3g}")
-    error = rotation_error(x, truth[rows])
-    if error <= 2 * allowed:
-        # Products of rows carry the error of both factors.
         text = f"layer {layer} in another basis: an orthogonal rotation"
         return Identity(layer, "rotated", claimed, error, text)
-    return _by_row(layer, x, truth[rows], rows, claimed, allowed)
+    found = _by_row(layer, x, truth, rows, claimed, allowed)
+    if found is not None:
+        return found
+    error, best = min(rough, key=lambda r: r[0])
+    if error <= NEAR and error <= THIRD * claimed:
+        return Identity(layer, best.kind, claimed, error, best.text, rough=True)
+    if claimed <= NEAR:
+        return Identity(layer, "near", claimed, claimed, f"layer {layer}, no known fault")
+    return Identity(layer, "unknown", claimed, claimed, f"nothing near layer {layer}")
 
 
 def _candidates(
     layer: int,
-    x: Tensor,
     trace: Trace,
     rows: Tensor,
+    width: int,
     final_norm: Callable[[Tensor], Tensor] | None,
     floor: Callable[[Place], float],
-) -> Iterator[tuple[str, str, Tensor, float]]:
-    """Kind, name, tensor [R, H] and tolerance of all that states may be by mistake."""
-    width = x.shape[-1]
+) -> Iterator[_Candidate]:
+    """What the target computes nearby."""
     own = trace[Place(layer, OUTPUT)]
     limit = FACTOR * floor(Place(layer, OUTPUT))
     for shift in SHIFTS:
         text = f"layer {layer}, but row t holds the state of token t{shift:+d}"
-        yield "shifted", text, _shifted(own, rows, shift), limit
+        yield _Candidate("shifted", text, _shifted(own, rows, shift), limit)
+    first = True
     for place, value in trace.items():
         if value.shape[-1] != width or place == Place(layer, OUTPUT):
             continue
-        tolerance = FACTOR * floor(place)
+        found, tolerance = value[rows.to(value.device)], FACTOR * floor(place)
         if place.module == OUTPUT:
             text = f"the states of layer {place.layer}"
-            yield "other_layer", text, value[rows.to(value.device)], tolerance
+            yield _Candidate("other_layer", text, found, tolerance)
         elif place.layer == layer:
             text = f"the output of layer {layer}'s {place.module}, not the residual sum"
-            yield "other_module", text, value[rows.to(value.device)], tolerance
+            yield _Candidate("other_module", text, found, tolerance)
+        elif place.layer == layer + 1:
+            what = f"layer {place.layer}'s {place.module}"
+            text = f"the output of {what}, not of layer {layer}"
+            if first and "norm" in place.module:
+                text = f"layer {layer} after the next layer's input norm ({what}), one module late"
+            first = False
+            yield _Candidate("other_module", text, found, tolerance)
     if final_norm is not None:
-        text = f"layer {layer} after the final norm"
-        yield "normed", text, final_norm(own[rows.to(own.device)]), limit
+        once = final_norm(own[rows.to(own.device)])
+        yield _Candidate("normed", f"layer {layer} after the final norm", once, limit)
+        text = f"layer {layer} after the final norm, twice"
+        yield _Candidate("normed", text, final_norm(once), limit)
+
+
+def _transformed(layer: int, x: Tensor, truth: Tensor, limit: float) -> Iterator[_Candidate]:
+    """What else code does to states: norms without the target's weights, scales, offsets."""
+    centred = truth - truth.mean(-1, keepdim=True)
+    text = f"layer {layer} less the mean of each row"
+    yield _Candidate("centred", text, centred, limit)
+    for what, value in (("an RMS norm", truth), ("a layer norm", centred)):
+        unit = value / value.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
+        text = f"layer {layer} after {what} without its weight"
+        yield _Candidate("normed", text, unit, limit)
+    good = torch.isfinite(x).all(-1) & torch.isfinite(truth).all(-1)
+    if not bool(good.any()):
+        return
+    ours, theirs = x[good], truth[good]
+    scale = float((ours * theirs).sum() / theirs.square().sum().clamp(min=1e-30))
+    yield _Candidate("scaled", f"layer {layer} times {scale:.3g}", scale * truth, limit)
+    offset = float((ours - theirs).mean())
+    yield _Candidate("offset", f"layer {layer} plus {offset:.3g}", truth + offset, limit)
+    # One number more a channel, which few rows would fit by luck.
+    if len(ours) >= 8:
+        text = f"layer {layer} plus one vector, the same for every token"
+        yield _Candidate("offset", text, truth + (ours - theirs).mean(0), limit)
 
 
 def _shifted(value: Tensor, rows: Tensor, shift: int) -> Tensor:
@@ -144,30 +208,40 @@ def _error(x: Tensor, y: Tensor) -> float:
 
 
 def rotation_error(x: Tensor, y: Tensor) -> float:
-    """How far x [R, H] is from some orthogonal transformation of y: 0 where all angles agree.
+    """Relative RMS of x [R, H] against y in the basis that fits best: |x - y Q| / |y|.
 
-    ``x = y Q`` for an orthogonal Q exactly when the products of all pairs of rows are the same, so
-    no Q needs to be found: ``|x x' - y y'| / |y y'|``. With fewer rows than three it says nothing.
+    The smallest over all orthogonal Q has a closed form, ``|x|² + |y|² - 2 |x'y|`` with the sum of
+    the singular values of ``x'y``, so no Q needs to be found. With fewer rows than three it says
+    nothing.
     """
-    good = torch.isfinite(x).all(-1) & torch.isfinite(y).all(-1)
-    if int(good.sum()) < 3:
+    good = (torch.isfinite(x).all(-1) & torch.isfinite(y).all(-1)).nonzero()[:, 0]
+    if len(good) < 3:
         return float("inf")
-    ours, theirs = x[good] @ x[good].T, y[good] @ y[good].T
-    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
+    good = good[:: -(-len(good) // MOST_ROWS)]
+    a, b = x[good], y[good]
+    if len(good) < a.shape[1]:
+        # The triangular factors of x' and y' have the same singular values, and are small.
+        product = torch.linalg.qr(a.T, mode="r").R @ torch.linalg.qr(b.T, mode="r").R.T
+    else:
+        product = a.T @ b
+    squared = a.square().sum() + b.square().sum() - 2 * torch.linalg.svdvals(product).sum()
+    return float((squared.clamp(min=0) / b.square().sum().clamp(min=1e-30)).sqrt())
 
 
 def _by_row(
     layer: int, x: Tensor, y: Tensor, rows: Tensor, claimed: float, allowed: float
-) -> Identity:
-    """States of which only some rows are wrong, or nothing that has a name."""
+) -> Identity | None:
+    """States of which some rows are right and the others something else; None where not."""
     per_row = ((x - y).norm(dim=-1) / y.norm(dim=-1).clamp(min=1e-30)).nan_to_num(float("inf"))
     # Single rows spread more than their mean.
     wrong = per_row > 2 * allowed
     n_wrong = int(wrong.sum())
     if not 0 < n_wrong < len(rows):
-        return Identity(layer, "unknown", claimed, claimed, f"nothing near layer {layer}")
-    bad = rows[wrong.cpu()].tolist()
+        return None
+    if float(per_row[wrong].median()) <= NEAR:
+        return None  # rows that are only less near than others
     right = float((x[~wrong] - y[~wrong]).norm() / y[~wrong].norm().clamp(min=1e-30))
+    bad = rows[wrong.cpu()].tolist()
     text = f"layer {layer}, but {n_wrong} of {len(rows)} rows differ: {_ranges(bad)}"
     return Identity(layer, "some_rows", claimed, right, text)
 

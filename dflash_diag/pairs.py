@@ -68,6 +68,31 @@ def shared_prompts(a: Capture, b: Capture) -> list[Pair]:
     return found
 
 
+def left_out(a: Capture, b: Capture) -> str:
+    """What a comparison of two captures covers, in words, where it leaves anything out; else ''."""
+    pairs = shared_prompts(a, b)
+    ours, theirs = (sum(len(c.rows(i)) for i in range(len(c))) for c in (a, b))
+    both = sum(len(_common_rows(a, b, pair)) for pair in pairs)
+    lacking = {layer for p in pairs for layer in set(a.layers(p.a)) - set(b.layers(p.b))}
+    parts = [
+        f"{n} of {' and '.join(dict.fromkeys(map(str, of)))} {what}"
+        for n, what, of in (
+            (len(pairs), "prompts", (len(a), len(b))),
+            (both, "positions", (ours, theirs)),
+        )
+        if n < max(of)
+    ]
+    if lacking:
+        parts.append(f"layers without {', '.join(map(str, sorted(lacking)))}")
+    return ", ".join(parts)
+
+
+def _common_rows(a: Capture, b: Capture, pair: Pair) -> torch.Tensor:
+    """Positions of the same text whose states both hold, ascending."""
+    rows = torch.tensor(sorted(set(a.rows(pair.a).tolist()) & set(b.rows(pair.b).tolist())))
+    return rows[rows < pair.n_tokens]
+
+
 def layer_deviations(
     a: Capture, b: Capture, *, each: Callable[[dict[str, Any]], None] = lambda _row: None
 ) -> list[dict[str, Any]]:
@@ -86,12 +111,12 @@ def layer_deviations(
         and the largest difference's place as ``max_abs_prompt`` and ``max_abs_token``.
     """
     found: dict[int, Deviation] = {}
-    for i, j, n_tokens, _ in shared_prompts(a, b):
-        ours, theirs = a.rows(i), b.rows(j)
-        rows = torch.tensor(sorted(set(ours.tolist()) & set(theirs.tolist())))
-        rows = rows[rows < n_tokens]
+    for pair in shared_prompts(a, b):
+        rows = _common_rows(a, b, pair)
         if not len(rows):
             continue
+        i, j = pair.a, pair.b
+        ours, theirs = a.rows(i), b.rows(j)
         in_a, in_b = torch.searchsorted(ours, rows), torch.searchsorted(theirs, rows)
         for layer in sorted(set(a.layers(i)) & set(b.layers(j))):
             part = found.setdefault(layer, Deviation()).add(

@@ -69,7 +69,7 @@ def read_served(path: StrPath) -> list[ServedOutput]:
             output = _parse(json.loads(line))
         except json.JSONDecodeError as error:
             raise BadInput(f"{where}: not JSON ({error.msg})", expected) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"{where}: {error}", expected) from error
         if output.id in found:
             raise BadInput(f"{where}: id {output.id!r} again", "each prompt once")
@@ -210,25 +210,27 @@ def check_reference(capture: Capture) -> dict[str, Any] | None:
     rows = []
     for index, prompt in enumerate(capture.prompts):
         first = prompt.n_prompt_tokens - 1
-        choices = capture.positions(index).iloc[first : first + prompt.n_generated]
-        gaps = _below_choice(choices, capture.continuation(index).numpy())
+        choices = capture.positions(index)
+        choices = choices[choices["position"].between(first, first + prompt.n_generated - 1)]
+        at = choices["position"].to_numpy() - first
+        gaps = _below_choice(choices, capture.continuation(index).numpy()[at])
         allowed = 2 * error * choices["top_logit"].abs().to_numpy()
         differ = gaps > allowed
         margin = choices["margin"].to_numpy()[gaps > 0]
         n_differ, n_rounding = int(differ.sum()), int(((gaps > 0) & ~differ).sum())
         kind = "rounding" if n_rounding else ""
         if n_differ:
-            kind = "from_start" if differ[0] else "scattered"
+            kind = "from_start" if differ[0] and at[0] == 0 else "scattered"
         rows.append(
             {
                 "id": prompt.id,
-                "n_tokens": prompt.n_generated,
+                "n_tokens": len(at),
                 "n_equal": int((gaps == 0).sum()),
                 "n_rounding": n_rounding,
                 "n_differ": n_differ,
-                "first_differ": int(differ.argmax()) if n_differ else None,
+                "first_differ": int(at[differ.argmax()]) if n_differ else None,
                 "margin": float(margin[0]) if len(margin) else None,
-                "gap": float(gaps.max()),
+                "gap": float(gaps.max(initial=0.0)),
                 "kind": kind,
                 "stopped_early": not prompt.ended and prompt.n_generated < capture.max_new_tokens,
                 "how": prompt.origin,

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from dflash_diag import diagnostics, paths, storage, views
+from dflash_diag.diagnostics.reference import doubt
 from dflash_diag.errors import BadInput, DiagError
 from dflash_diag.progress import progress
 from dflash_diag.results import MIME_TYPE, Result, Verdict
@@ -279,7 +280,9 @@ def _figures(by_id: Mapping[str, Result]) -> Iterator[str]:
 def _leads(by_id: Mapping[str, Result]) -> list[str]:
     """What has to be known beside the headline: comparison, trust, population."""
     lossless, comparison = by_id["target.lossless"], by_id["acceptance.comparison"]
-    lines = []
+    text, lines = by_id["target.reference"], []
+    if text.verdict in (Verdict.WARN, Verdict.FAIL):
+        lines.append(doubt(text))
     if lossless.verdict is Verdict.FAIL:
         lines.append(f"Do not trust this number yet. {lossless.headline}")
     lines += [
@@ -330,7 +333,7 @@ def _states(result: Result) -> list[Number]:
     sides = result.params["sides"]
     first = next(iter(sides))
     against = first if len(sides) == 1 else f"{len(sides)} others"
-    is_broken = any(side["n_broken"] for side in sides.values())
+    is_broken = bool(result.params["broken"]) or any(side["n_broken"] for side in sides.values())
     value = "broken" if is_broken else STATES[result.verdict]
     detail = result.params["judged"].removeprefix(f"{first}: " if len(sides) == 1 else "")
     return [Number(f"hidden states against {against}", value, detail.removeprefix("noise, "))]

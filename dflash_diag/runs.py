@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dflash_diag import diagnostics, storage
 from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
+from dflash_diag.diagnostics.reference import doubt, doubted
 from dflash_diag.errors import BadInput, CaptureError, CheckpointError, OutputError
 from dflash_diag.example import EXAMPLE
 from dflash_diag.progress import progress
@@ -154,8 +155,8 @@ def _or_none(get: Callable[[], T]) -> T | None:
         return None
 
 
-def capture_only(config: RunConfig) -> Path:
-    """What the verb capture does: run the target, keep the bundle, return its folder.
+def capture_only(config: RunConfig) -> Capture:
+    """What the verb capture does: run the target and keep the bundle.
 
     Raises
     ------
@@ -169,8 +170,13 @@ def capture_only(config: RunConfig) -> Path:
         raise BadInput("no target", do="give --target")
     if not (config.prompts or config.like):
         raise BadInput("no prompts", do="give --prompts, or --like with a capture")
-    if config.like and (config.prompts or config.max_new_tokens):
-        other = "--prompts" if config.prompts else "--max-new-tokens"
+    others = {
+        "--prompts": config.prompts,
+        "--max-new-tokens": config.max_new_tokens,
+        "--server": config.server,
+    }
+    other = next((name for name, value in others.items() if value), None)
+    if config.like and other:
         raise BadInput(
             f"--like and {other}", "one of the two: a capture's tokens are what they are"
         )
@@ -183,7 +189,7 @@ def capture_only(config: RunConfig) -> Path:
         taps = reading.convention.taps
     content = config.model_dump(mode="json", exclude={"out", "server_timeout"})
     default = f"captures/{Path(config.target).name}-{storage.content_key(content)[:8]}"
-    made = make_capture(
+    return make_capture(
         config.target,
         prompts,
         config.out or default,
@@ -197,7 +203,15 @@ def capture_only(config: RunConfig) -> Path:
         chat_template_kwargs=config.chat_template_kwargs,
         reference=_server(config),
     )
-    return made.path
+
+
+def judge_text(config: RunConfig, capture: Capture) -> Result | None:
+    """Whether a capture's text, if a server wrote it, is the target's own; nothing is kept."""
+    if capture.reference is None:
+        return None
+    run = Run(config, [], config)
+    run.capture = capture  # it was just made, so that its hashes need no check
+    return diagnostics.get("target.reference")(run)
 
 
 class Answer(str):
@@ -526,9 +540,13 @@ class Run:
         if role not in self._metrics:
             checked = self._lossless_or_none()
             counts = None if checked is None else {k: checked[k] for k in ("checked", "ok")}
-            self._metrics[role] = metrics.score_json(
+            found = metrics.score_json(
                 self.scores(role), seed=self.seed, draws=self.draws, lossless=counts
             )
+            text = doubted(self)
+            if text is not None:
+                found["notes"] += [f"{doubt(text)} Accepted means equal to that text."]
+            self._metrics[role] = found
         return self._metrics[role]
 
     def lossless(self) -> Mapping[str, Any]:
@@ -836,7 +854,10 @@ class Run:
         found = [self.result(one).verdict for one in ids]
         return worst([one for one in found if one is not Verdict.SKIPPED])
 
-    def has_verdict(self, verdicts: Container[Verdict], only: Sequence[str] | None = None) -> bool:
-        """Whether a result has one of some verdicts."""
+    def having(
+        self, verdicts: Container[Verdict], only: Sequence[str] | None = None
+    ) -> list[Result]:
+        """Results that have one of some verdicts."""
         ids = list(diagnostics.catalogue()) if only is None else only
-        return any(self.result(one).verdict in verdicts for one in ids)
+        found = [self.result(one) for one in ids]
+        return [one for one in found if one.verdict in verdicts]

@@ -10,14 +10,14 @@ Symbols: N sequences, T tokens, R captured rows, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dflash_diag.bundle import Capture
-from dflash_diag.divergence import ASSUMED_FLOOR, deviation
+from dflash_diag.divergence import ASSUMED_FLOOR, FACTOR, deviation
 from dflash_diag.errors import CaptureError
 from dflash_diag.hidden_states import EMBEDDING, recorded
 from dflash_diag.identity import Identity, identify, layer_trace
@@ -257,7 +257,8 @@ def check_rows(capture: Capture) -> Rows:
         for layer in capture.layers(i):
             states = capture.states(i, [layer])[:, 0]
             finite = torch.isfinite(states).all(-1)
-            largest = states[finite].abs().max() if bool(finite.any()) else torch.tensor(0.0)
+            magnitudes = states[finite].float().abs()
+            largest = magnitudes.max() if bool(finite.any()) else torch.tensor(0.0)
             rows.append(
                 {
                     "prompt": prompt.id,
@@ -270,7 +271,7 @@ def check_rows(capture: Capture) -> Rows:
                     "first_bad": _first(~finite | (states == 0).all(-1)),
                     "largest": float(largest),
                     "rms": float(states[finite].float().square().mean().sqrt()),
-                    "float16": states.dtype is torch.float16,
+                    "dtype": str(states.dtype).removeprefix("torch."),
                 }
             )
     return rows
@@ -283,6 +284,8 @@ def _first(flags: Tensor) -> int | None:
 
 def check_argmax(capture: Capture, choices: Callable[[int], tuple[Tensor, Tensor]]) -> Rows:
     """One row a prompt: whether the head, on the normed last layer, chooses as the target does.
+
+    Of the choices that differ, ``n_unnormed`` are the target's where the norm is left out.
 
     Parameters
     ----------
@@ -307,19 +310,23 @@ def check_argmax(capture: Capture, choices: Callable[[int], tuple[Tensor, Tensor
     for i, prompt in enumerate(capture.prompts):
         if last not in capture.layers(i):
             continue
-        logits = capture.final_norm(capture.states(i, [last])[:, 0].float()) @ head.T
+        states = capture.states(i, [last])[:, 0].float()
+        logits = capture.final_norm(states) @ head.T
         top = logits.topk(2).values
         ours = logits.argmax(-1)
         ids, margins = choices(i)
         differs = ours != ids
         noise = 4 * relative * top[:, 0].abs()
-        decisive = differs & (margins > noise) & (top[:, 0] - top[:, 1] > noise)
+        # What is not a number is no tie.
+        decisive = differs & ~((margins <= noise) | (top[:, 0] - top[:, 1] <= noise))
+        unnormed = (states[differs] @ head.T).argmax(-1) == ids[differs]
         rows.append(
             {
                 "prompt": prompt.id,
                 "n": len(ids),
                 "n_equal": int((~differs).sum()),
                 "n_decisive": int(decisive.sum()),
+                "n_unnormed": int(unnormed.sum()),
                 "largest_margin": float(margins[differs].max()) if bool(differs.any()) else 0.0,
             }
         )
@@ -335,7 +342,8 @@ def check_identity(
 ) -> Rows:
     """One row a prompt and layer: what the captured states are, beside the live target's.
 
-    The modules inside a layer are computed only where its states are not what they claim.
+    The modules inside a layer and the next are computed only where its states are not what they
+    claim.
     """
     found: Rows = []
     runner = TargetRunner(target)
@@ -346,8 +354,11 @@ def check_identity(
             states = capture.states(i, [layer])[:, 0].float()
             places = capture.rows(i)
             made = identify(layer, states, live, floor=_by_place(floor), rows=places)
-            if made.kind not in ("right", "shifted", "other_layer"):
+            if made.rough or made.kind not in ("right", "shifted", "other_layer"):
                 made = _look_inside(target, tokens, layer, states, live, floor, places)
+            if made.kind == "unknown":
+                truth = live[Place(layer, OUTPUT)][places]
+                made = _transposed(capture, i, made, truth, FACTOR * floor(layer))
             found.append({"prompt": prompt.id, **made.to_json(), "floor": floor(layer)})
         tick()
     return found
@@ -362,7 +373,8 @@ def _look_inside(
     floor: Floor,
     rows: Tensor,
 ) -> Identity:
-    with torch.inference_mode(), traced(target.parts, [max(layer, 0)]) as inside:
+    near = [i for i in (layer, layer + 1) if 0 <= i < target.n_layers]
+    with torch.inference_mode(), traced(target.parts, near) as inside:
         target.logits(tokens[None], last_only=True)
     trace = {**{k: v.float().cpu() for k, v in inside.items()}, **live}
 
@@ -372,6 +384,18 @@ def _look_inside(
             return target.parts.final_norm(value.to(weight.device, weight.dtype)).float().cpu()
 
     return identify(layer, states, trace, floor=_by_place(floor), rows=rows, final_norm=norm)
+
+
+def _transposed(capture: Capture, i: int, made: Identity, truth: Tensor, limit: float) -> Identity:
+    """States [T, K, H] that were laid out as [T, H, K] and only called so, or what they were."""
+    layers = capture.layers(i)
+    whole = capture.states(i, layers).float()
+    r, k, h = whole.shape
+    error = deviation(whole.reshape(r, h, k)[..., layers.index(made.layer)], truth)["rel_rms"]
+    if k == 1 or error is None or error > limit:
+        return made
+    text = f"layer {made.layer}, but laid out as [T, H, K] and read as [T, K, H]"
+    return replace(made, kind="transposed", explained=error, text=text)
 
 
 def _by_place(floor: Floor) -> Callable[[Place], float]:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag import storage
-from dflash_diag.diagnostics.base import DRAFTER, Skip
-from dflash_diag.errors import BadInput
+from dflash_diag.diagnostics.base import DRAFTER, Skip, layer_names
+from dflash_diag.errors import BadInput, CaptureError, CheckpointError
 from dflash_diag.progress import progress
 
 if TYPE_CHECKING:
@@ -41,7 +41,13 @@ STATE_CHECKS = (
     "hidden.decode",
 )
 """Diagnostics of the audit."""
-RESULTS = ("hidden.divergence", "hidden.effect", "hidden.modules", *STATE_CHECKS)
+RESULTS = (
+    "hidden.divergence",
+    "hidden.effect",
+    "hidden.modules",
+    "target.reference",
+    *STATE_CHECKS,
+)
 """Diagnostics that the verb divergence looks at."""
 FLOOR_PROMPTS = 4
 """Prompts on which the noise floor of the layers is measured."""
@@ -132,10 +138,18 @@ class StateRun:
         from dflash_diag.capture import make_capture
         from dflash_diag.modules import Variant, computed_as
 
-        folder = run.out / "captures" / self._key("side/1", side.spec)
+        folder = run.out / "captures" / self._key("side/2", side.spec)
         if not (folder / "manifest.json").is_file():
             with computed_as(run.target, Variant.parse(side.spec)) as target:
-                make_capture(target, [], folder, like=run.capture)
+                make_capture(
+                    target,
+                    [],
+                    folder,
+                    like=run.capture,
+                    layers="taps",
+                    taps=run.capture.layer_ids,
+                    all_layers_for=run.capture.facts.get("all_layers_for", 0),
+                )
         return Capture.load(folder, verify=False)
 
     def scores(self, name: str) -> tuple[Scores, Scores]:
@@ -144,7 +158,7 @@ class StateRun:
         Raises
         ------
         Skip
-            No drafter, or the side does not hold every position.
+            No drafter, or states of which no scores can be made.
         """
         run = self._run
         if DRAFTER not in run.roles:
@@ -163,10 +177,19 @@ class StateRun:
                 f"{len(parted)} continuations differ (capture --like gives the same tokens), so "
                 "the cost in tokens is unknown."
             )
-        lacking = set(run.convention(DRAFTER).taps) - set(capture.layer_ids)
-        if lacking:
-            raise Skip(f"{name} lacks layer {min(lacking)}, which the drafter taps.")
-        return run.scores(DRAFTER), run.scores_on(capture, DRAFTER)
+        for who, one in ((self.own_name, run.capture), (name, capture)):
+            lacking = set(run.convention(DRAFTER).taps) - set(one.layer_ids)
+            if lacking:
+                raise Skip(
+                    f"{who} lacks {layer_names(lacking)}, which the drafter taps, so the cost in "
+                    "tokens is unknown."
+                )
+        try:
+            return run.scores(DRAFTER), run.scores_on(capture, DRAFTER)
+        except CheckpointError:
+            raise
+        except BadInput as error:
+            raise Skip(f"The cost in tokens is unknown: {error}.") from error
 
     def compute(self) -> None:
         """Everything that is not there yet."""
@@ -178,7 +201,7 @@ class StateRun:
 
     def divergence(self, name: str) -> Mapping[str, Any]:
         """One comparison: ``layers``, ``prompts``, ``modules``, ``flips``, and notes on them."""
-        key = self._key("divergence/2", self.sides[name].spec, self._digest(name), self._prompt)
+        key = self._key("divergence/3", self.sides[name].spec, self._digest(name), self._prompt)
         path = self._run.out / "divergence" / f"{key}.json"
         if not path.is_file():
             storage.write_json(path, self._diverge(name))
@@ -196,7 +219,7 @@ class StateRun:
 
     def _diverge(self, name: str) -> dict[str, Any]:
         from dflash_diag.divergence import with_floor
-        from dflash_diag.pairs import layer_deviations, target_flips
+        from dflash_diag.pairs import layer_deviations, left_out, target_flips
 
         run, other = self._run, self.capture(name)
         prompts: list[dict[str, Any]] = []
@@ -213,6 +236,7 @@ class StateRun:
             "floor_note": note,
             "modules": modules,
             "modules_note": why,
+            "left_out": left_out(run.capture, other),
             "flips": target_flips(run.capture, other) if comparable else [],
         }
 
@@ -279,9 +303,16 @@ class StateRun:
             return [], "Modules are compared on a live target only (--target)."
         if self.sides[name].is_capture and not all(s.is_capture for s in self.sides.values()):
             return [], "Its modules are not in the capture; those of the sides computed here are."
+        if run.capture.foreign:
+            return [], "The capture does not say how it was computed, so its modules are not known."
         from dflash_diag.localization import compare_modules
 
         ours, theirs = self._variants(other)
+        if ours == theirs:
+            why = (
+                f"Both sides are {ours}: computed here, their modules would be the same run twice."
+            )
+            return [], why
         tokens = run.capture.tokens(run.capture.index(self._prompt)).tolist()
         try:
             with progress(run.target.n_layers, f"modules, {theirs}", unit="layer") as stage:
@@ -294,7 +325,7 @@ class StateRun:
 
     def checks(self) -> Mapping[str, Any]:
         """Rows of every check by the id of its diagnostic; a text where it was skipped."""
-        key = self._key("state_checks/1")
+        key = self._key("state_checks/2")
         path = self._run.out / "state_checks" / f"{key}.json"
         if not path.is_file():
             storage.write_json(path, self._check())
@@ -335,7 +366,7 @@ class StateRun:
 
         try:
             return check()
-        except Unsupported as error:
+        except (Unsupported, CaptureError) as error:
             return f"Not possible here: {error}."
 
     def _choices(self, i: int) -> tuple[Any, Any]:
@@ -373,7 +404,8 @@ def divergence_json(run: Run) -> dict[str, Any]:
         ``schema``, ``noise_floor`` (how it was measured, and by layer), ``first_bad`` (the first
         module above it, or the first layer where no modules were compared), ``layers`` (layers and
         modules, in execution order), ``effect`` (``target_flips``, ``draft_flips``, ``delta_tau``,
-        shares and tokens a round), ``verdict``, and ``checks``: the verdicts of the audit.
+        shares and tokens a round), ``verdict``, ``checks`` (the verdicts of the audit) and
+        ``notes``: what was left out, what the verdict rests on, and a server's text.
     """
     from dflash_diag import diagnostics
     from dflash_diag.diagnostics.divergence import WORDS
@@ -410,4 +442,5 @@ def divergence_json(run: Run) -> dict[str, Any]:
         },
         "verdict": WORDS[judged.verdict],
         "checks": {one: run.result(one).verdict.name for one in checks},
+        "notes": [*dict.fromkeys([*judged.notes, *effect.notes])],
     }

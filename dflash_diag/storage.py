@@ -226,6 +226,8 @@ def read_json(path: StrPath) -> Any:
         raise BadInput(f"{path} is not JSON ({where}: {error.msg})", "a JSON file") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not text", "a JSON file in UTF-8") from error
+    except (ValueError, RecursionError) as error:  # a number or a nesting without end
+        raise BadInput(f"{path} cannot be read ({error})", "a JSON file") from error
 
 
 def sha256_file(path: StrPath) -> str:

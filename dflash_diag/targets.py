@@ -489,7 +489,7 @@ def _template_hash(folder: Path) -> str | None:
         return None
     try:
         template = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{folder / 'tokenizer_config.json'} is not JSON ({error})") from error
     if template is None:
         return None

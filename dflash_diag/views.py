@@ -8,8 +8,9 @@ from html import escape
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
+from dflash_diag.diagnostics.base import JUDGED
 from dflash_diag.errors import DiagError
-from dflash_diag.results import Verdict
+from dflash_diag.results import Result, Verdict
 
 if TYPE_CHECKING:
     from dflash_diag.bundle import Capture
@@ -195,10 +196,17 @@ _STYLE = """<style>
 # --- console --------------------------------------------------------------------------------------
 
 
+def verdict_line(one: Result) -> str:
+    """A result on one line: verdict, id, what was found and why that is its verdict."""
+    why = one.params.get("judged")
+    said = one.headline if why is None else f"{one.headline} {why[0].upper()}{why[1:]}."
+    return f"{one.verdict.glyph} {one.verdict.name} {one.id}: {said}"
+
+
 def score_text(run: Run) -> str:
     """One drafter's score for a terminal."""
     found = run.metrics("drafter")
-    verdict = run.result("target.lossless")
+    verdict, server = run.result("target.lossless"), run.result("target.reference")
     subject = (
         f"{run.name('drafter')} on {run.target_name}: block {found['block_size']}, "
         f"{found['n_prompts']} prompts, {found['n_rounds']} rounds, {found['n_anchors']} anchors"
@@ -206,6 +214,7 @@ def score_text(run: Run) -> str:
     lines = [
         subject,
         f"lossless  {verdict.verdict.glyph} {verdict.verdict.name}  {verdict.headline}",
+        *([] if server.verdict is Verdict.SKIPPED else [f"server    {verdict_line(server)}"]),
         "",
         f"{'tokens a round (tau)':<31}{'pooled':>8}  {'95 %':<14}{'by prompt':>10}  95 %",
     ]
@@ -244,9 +253,15 @@ def divergence_text(run: Run) -> str:
         at = f"{prompt}, token {token}, channel {channel}"
         lines.append(f"{row['layer']:>6}{numbers}  {at}{'  above the noise' * row['above']}")
     lines.append("")
-    for id_ in ("hidden.divergence", "hidden.modules", "hidden.effect", *STATE_CHECKS):
+    ids = ["hidden.divergence", "hidden.modules", "hidden.effect", *STATE_CHECKS]
+    if run.capture.reference is not None:
+        ids.append("target.reference")
+    width = max(map(len, ids)) + 2
+    for id_ in ids:
         one = run.result(id_)
-        lines.append(f"{one.verdict.glyph} {one.verdict.name:<13}{one.headline}")
+        lines.append(f"{one.verdict.glyph} {one.verdict.name:<13}{id_:<{width}}{one.headline}")
+    notes = run.result("hidden.effect").notes
+    lines += [f"note: {note}" for note in notes if not note.startswith(JUDGED)]
     return "\n".join(lines)
 
 

@@ -29,6 +29,7 @@ MODULES = (
     "effect",
     "modules",
     "captured_states",
+    "state_identity",
     "target_states",
     "mask_visibility",
     "mask_influence",

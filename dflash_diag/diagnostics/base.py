@@ -7,7 +7,7 @@ plot is looked up by id in `dflash_diag.plotting`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 JUDGED = "Judged: "
 """How the note that justifies a verdict begins."""
 DRAFTER, REFERENCE = "drafter", "reference"
+NOTHING = (
+    "Nothing was given to compare the states with (--against: a capture of the same tokens, or a "
+    "backend and dtype such as torch/bfloat16)."
+)
 
 
 class Skip(Exception):
@@ -270,6 +274,29 @@ def signed(one: Estimate, digits: int = 2) -> str:
     return (
         f"{one.value:+.{digits}f} (95\u00a0% interval {one.lo:+.{digits}f} to {one.hi:+.{digits}f})"
     )
+
+
+def relative(value: float | None) -> str:
+    """A relative error in words: ``0.49 %``."""
+    if value is None:
+        return "not a number"
+    shown = 100 * value
+    return f"{shown:.0f}\u00a0%" if shown >= 99.5 else f"{shown:.2g}\u00a0%"
+
+
+def layer_names(layers: Iterable[int]) -> str:
+    """Layers in words, three or more in a row as a range: ``layers -1 to 3, 7``."""
+    spans: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if spans and layer == spans[-1][-1] + 1:
+            spans[-1].append(layer)
+        else:
+            spans.append([layer])
+    parts = [
+        f"{one[0]} to {one[-1]}" if len(one) > 2 else ", ".join(map(str, one)) for one in spans
+    ]
+    alone = len(spans) == 1 and len(spans[0]) == 1
+    return f"layer{'' if alone else 's'} {', '.join(parts)}"
 
 
 def percent(value: float | None) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic, signed
+from dflash_diag.diagnostics.base import (
+    NOTHING,
+    Inputs,
+    Skip,
+    diagnostic,
+    layer_names,
+    relative,
+    signed,
+)
+from dflash_diag.diagnostics.effect import HARMLESS, delta_tau
+from dflash_diag.diagnostics.reference import doubt, doubted
+from dflash_diag.diagnostics.state_identity import broken_capture
+from dflash_diag.divergence import FACTOR
 from dflash_diag.results import Judgement, Result, Verdict, worst
 from dflash_diag.stats import Estimate, few_prompts_note
 
-HARMLESS = 0.05
-"""Tokens a round below which a change of tau counts as none: what a comparison of drafters takes
-as no difference."""
-NOTHING = (
-    "Nothing was given to compare the states with (--against: a capture of the same tokens, or a "
-    "backend and dtype such as torch/bfloat16)."
-)
 WORDS = {
     Verdict.PASS: "noise",
     Verdict.WARN: "harmless difference",
@@ -30,7 +35,9 @@ SOURCE = (
 
 
 def judge(result: Result) -> Judgement:
-    """The worst side decides; states that are not numbers always fail."""
+    """The worst side decides; states that are no numbers, or not what they claim, always fail."""
+    for id_, why in result.params.get("broken", {}).items():
+        return Judgement(Verdict.FAIL, f"the capture is broken, whatever that costs: {why} ({id_})")
     found = [_side(result, name) for name in result.params["sides"]]
     verdict = worst(one.verdict for one in found)
     return next(one for one in found if one.verdict is verdict)
@@ -59,7 +66,7 @@ def _side(result: Result, name: str) -> Judgement:
     question="Are the hidden states the same as another backend, dtype or machine computes?",
     page="03_hidden_state_divergence",
     judge=judge,
-    version=2,
+    version=3,
 )
 def divergence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """Every layer against its noise floor, for each side, and what the difference costs.
@@ -77,7 +84,9 @@ def divergence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
 
     rows, sides, notes = [], {}, []
     estimates: dict[str, Estimate] = {}
-    for name in _sides(inputs):
+    if not inputs.sides():
+        raise Skip(NOTHING)
+    for name in inputs.sides():
         found = inputs.divergence(name)
         layers = [{"side": name, **row} for row in found["layers"]]
         rows += layers
@@ -85,28 +94,29 @@ def divergence(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
             "first_above": first_above(layers),
             "n_above": sum(row["above"] for row in layers),
             "n_broken": sum(broken(row) > 0 for row in layers),
+            "broken": [row["layer"] for row in layers if broken(row)],
+            "where": _where(layers),
+            "left_out": found.get("left_out", ""),
             "largest": max(layers, key=lambda r: r["rel_rms"] or 0.0),
         }
         notes.append(f"{name}. {found['floor_note']}")
+        if sides[name]["left_out"]:
+            notes.append(f"{name}. Compared: {sides[name]['left_out']}.")
         try:
             estimates[f"delta_tau {name}"] = delta_tau(inputs, name)
         except Skip as reason:
             notes.append(f"{name}. {reason}")
-    said = "; ".join(_words(name, one, estimates) for name, one in sides.items())
+    said = "; ".join(_words(name, one, estimates) for name, one in sides.items()) + "."
+    damage, text = broken_capture(inputs), doubted(inputs)
+    if damage:
+        said += f" The capture is broken ({', '.join(damage)})."
+    if text is not None:
+        notes.insert(0, doubt(text))
+        said += f" Of the tokens, a server's, it says nothing: {text.id} is {text.verdict.name}."
     n = max((e.n for e in estimates.values()), default=0)
     notes += [f"Judged by: {SOURCE}.", *filter(None, [few_prompts_note(n) if n else None])]
-    return (
-        f"{said}.",
-        pd.DataFrame(rows),
-        {"estimates": estimates, "params": {"sides": sides}, "notes": notes},
-    )
-
-
-def _sides(inputs: Inputs) -> list[str]:
-    names = list(inputs.sides())
-    if not names:
-        raise Skip(NOTHING)
-    return names
+    params = {"sides": sides, "broken": damage}
+    return said, pd.DataFrame(rows), {"estimates": estimates, "params": params, "notes": notes}
 
 
 def broken(row: Mapping[str, Any]) -> int:
@@ -116,27 +126,23 @@ def broken(row: Mapping[str, Any]) -> int:
 
 def _words(name: str, side: Mapping[str, Any], estimates: Mapping[str, Estimate]) -> str:
     largest = side["largest"]
-    share = 100 * (largest["rel_rms"] or 0.0)
-    at = f"relative RMS at most {share:.2g}\u00a0%, at layer {largest['layer']}"
+    part = side["left_out"] and f", on {side['left_out']} alone"
     if side["n_broken"]:
-        return f"{name}: {side['n_broken']} layers hold zeros or no numbers"
+        return f"{name}: zeros or no numbers at {layer_names(side['broken'])}{part}"
+    at = f"relative RMS at most {relative(largest['rel_rms'])}, at layer {largest['layer']}"
     delta = estimates.get(f"delta_tau {name}")
     cost = "" if delta is None else f", tau changes by {signed(delta)}"
     if side["first_above"] is None:
-        return f"{name}: within the noise ({at}){cost}"
-    return f"{name}: above the noise from layer {side['first_above']['layer']} on ({at}){cost}"
+        limit = relative(FACTOR * largest["floor"])
+        at = f"{at}; up to {limit} counts as rounding" if largest["rel_rms"] else "no difference"
+        return f"{name}: within the noise ({at}){part}{cost}"
+    return f"{name}: above the noise {side['where']} ({at}){part}{cost}"
 
 
-def delta_tau(inputs: Inputs, side: str) -> Estimate:
-    """Change of walked tau from a side to the capture, paired by prompt.
-
-    Raises
-    ------
-    Skip
-        It cannot be known.
-    """
-    from dflash_diag import metrics, stats
-
-    pairs = metrics.paired(*inputs.side_scores(side), trees=False)
-    key = "tau_walked_micro"
-    return stats.differences({key: pairs[key]}, seed=inputs.seed, draws=inputs.draws)[key]
+def _where(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which layers are above the noise."""
+    above = [row["layer"] for row in rows if row["above"]]
+    follow = [row["layer"] for row in rows if above and row["layer"] >= above[0]]
+    return (
+        f"from layer {above[0]} on" if 1 < len(above) == len(follow) else f"at {layer_names(above)}"
+    )

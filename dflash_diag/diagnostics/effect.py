@@ -5,17 +5,29 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic, percent, signed
-from dflash_diag.diagnostics.divergence import HARMLESS, NOTHING, delta_tau
+from dflash_diag.diagnostics.base import (
+    NOTHING,
+    Inputs,
+    Skip,
+    diagnostic,
+    percent,
+    relative,
+    signed,
+)
+from dflash_diag.errors import BadInput
 from dflash_diag.results import Judgement, Result, Verdict, worst
 from dflash_diag.stats import Estimate
 
 COLUMNS = ["side", "prompt", "position", "margin_a", "margin_b", "limit", "decisive"]
+HARMLESS = 0.05
+"""Tokens a round below which a change of tau counts as none: what a comparison of drafters takes
+as no difference."""
 FEW = 0.02
 """Share of the target's choices that may flip by more than rounding: nothing is known to depend on
 it, so that beyond it a person should look."""
 ROUNDED = "the target's choices flip no more than by rounding"
 NO_FLIPS = "the target's choices are unknown"
+UNKNOWN = f"{NO_FLIPS}: not both captures hold them"
 
 
 def judge(result: Result) -> Judgement:
@@ -65,7 +77,7 @@ def _side(result: Result, name: str) -> Judgement:
     question="What does the difference of hidden states cost in accepted tokens?",
     page="03_hidden_state_divergence",
     judge=judge,
-    version=3,
+    version=4,
 )
 def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """Flipped choices with their margins, flipped drafts, and the paired change of tau.
@@ -102,19 +114,19 @@ def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
             "n_decisive": decisive,
             "limit": float(flips["limit"].median()) if len(flips) else None,
         }
-        words = f"{name}: {_share(estimates.get(f'target_flips {name}'))} of the target's choices"
+        known = estimates.get(f"target_flips {name}")
+        choices = known and f"{relative(known.value)} of the target's choices"
         try:
             drafts = pairs.draft_flips(*inputs.side_scores(name))
             estimates[f"delta_tau {name}"] = delta_tau(inputs, name)
             sides[name] |= drafts
-            words += (
-                f" and {percent(drafts['flips'] / max(1, drafts['proposed']))} of the drafts flip, "
-                f"tau changes by {signed(estimates[f'delta_tau {name}'])}"
-            )
+            drafted = f"{percent(drafts['flips'] / max(1, drafts['proposed']))} of the drafts flip"
+            words = f"{choices} and {drafted}" if choices else f"{drafted} ({UNKNOWN})"
+            words += f", tau changes by {signed(estimates[f'delta_tau {name}'])}"
         except Skip as reason:
-            words += f" flip ({decisive} by more than rounding)"
+            words = f"{choices} flip ({decisive} by more than rounding)" if choices else UNKNOWN
             notes.append(f"{name}. {reason}")
-        said.append(words)
+        said.append(f"{name}: {words}")
     frame = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=COLUMNS)
     return (
         f"{'; '.join(said)}.",
@@ -123,7 +135,13 @@ def effect(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     )
 
 
-def _share(one: Estimate | None) -> str:
-    if one is None or one.value is None:
-        return "an unknown share"
-    return f"{100 * one.value:.2g}\u00a0%"
+def delta_tau(inputs: Inputs, side: str) -> Estimate:
+    """Change of walked tau from a side to the capture, paired by prompt; `Skip` if unknown."""
+    from dflash_diag import metrics, stats
+
+    try:
+        pairs = metrics.paired(*inputs.side_scores(side), trees=False)
+    except BadInput as error:
+        raise Skip(f"The cost in tokens is unknown: {error}.") from error
+    key = "tau_walked_micro"
+    return stats.differences({key: pairs[key]}, seed=inputs.seed, draws=inputs.draws)[key]

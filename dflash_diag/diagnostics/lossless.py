@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_diag.diagnostics.base import DRAFTER, Inputs, Skip, diagnostic
+from dflash_diag.diagnostics.reference import doubted
 from dflash_diag.results import Judgement, Result, Verdict
 
 COLUMNS = ["id", "n_tokens", "n_same", "cause", "margin"]
@@ -47,6 +48,12 @@ def lossless(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         fields["notes"].append(
             f"Decoding accepted the same lengths, round by round, as the walk over scored anchors "
             f"on {agree} of {len(decoded)} prompts."
+        )
+    text = doubted(inputs)
+    if text is not None:
+        headline += (
+            " Both are the target's own text, which is not the text that was scored: that is a "
+            f"server's, and {text.id} is {text.verdict.name}."
         )
     return headline, frame, fields
 

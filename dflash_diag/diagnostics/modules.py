@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic
-from dflash_diag.diagnostics.divergence import NOTHING
+from dflash_diag.diagnostics.base import NOTHING, Inputs, Skip, diagnostic, relative
 from dflash_diag.results import Judgement, Result, Verdict
 
 
@@ -24,7 +23,7 @@ def judge(result: Result) -> Judgement:
     question="Which module is the first to differ by more than rounding?",
     page="03_hidden_state_divergence",
     judge=judge,
-    version=2,
+    version=3,
 )
 def modules(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     """Every module in execution order, as errors add up and started from the other side's input.
@@ -74,14 +73,10 @@ def _words(name: str, first: Mapping[str, Any] | None) -> str:
         return f"{name}: every module is within its noise floor"
     before = first["input"]
     entered = (
-        "" if before is None else f"; {place(before)}, before it, {_percent(before['rel_rms'])}"
+        "" if before is None else f"; {place(before)}, before it, {relative(before['rel_rms'])}"
     )
     return (
         f"{name}: the first above its noise floor is {place(first)} "
-        f"({_percent(first['rel_rms'])}, floor {_percent(first['floor'])}{entered}), "
+        f"({relative(first['rel_rms'])}, floor {relative(first['floor'])}{entered}), "
         f"{first['origin']} there"
     )
-
-
-def _percent(value: float | None) -> str:
-    return "not a number" if value is None else f"{100 * value:.2g}\u00a0%"

@@ -117,3 +117,18 @@ def reference(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         "finding": f"{percent(found['share_equal'].value)} of the server's tokens are the target's",
     }
     return f"{said}.", frame, {"estimates": found, "params": params, "notes": notes}
+
+
+def doubted(inputs: Inputs) -> Result | None:
+    """The verdict on a server's text, where other answers have to mention it; None where not.
+
+    Decoding and states can be right for tokens that the target would never have chosen.
+    """
+    found = reference(inputs)
+    return None if found.verdict in (Verdict.PASS, Verdict.SKIPPED) else found
+
+
+def doubt(found: Result) -> str:
+    """That verdict in a sentence."""
+    why = found.params.get("judged", found.headline.removesuffix("."))
+    return f"A server wrote the text, and {found.id} is {found.verdict.name}: {why}."

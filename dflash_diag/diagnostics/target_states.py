@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_diag.diagnostics.base import Inputs, diagnostic
+from dflash_diag.diagnostics.base import Inputs, diagnostic, relative
 from dflash_diag.diagnostics.captured_states import PAGE, answer, judge_problems, rows_of
 from dflash_diag.divergence import FACTOR
 
@@ -31,7 +31,7 @@ def compared(inputs: Inputs, id_: str, bad: str, good: str) -> tuple[str, Any, d
             f"{first['layer']} on)"
         )
     largest = frame["rel_rms"].max()
-    return answer(frame, problems, f"{good} (relative RMS at most {largest:.2g})")
+    return answer(frame, problems, f"{good} (relative RMS at most {relative(largest)})")
 
 
 @diagnostic(

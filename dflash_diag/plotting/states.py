@@ -393,10 +393,7 @@ def _cost(result: Result, ax: Axes) -> None:
 
 
 def _answer(result: Result) -> str:
-    problems = result.params["problems"]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    text = f"{problems[0]}{more}" if problems else result.params["good"]
-    return f"{text[0].upper()}{text[1:]}"
+    return result.headline.removesuffix(".")
 
 
 def _cases(result: Result, ax: Axes) -> None:

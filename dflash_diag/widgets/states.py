@@ -7,7 +7,7 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dflash_diag.diagnostics.divergence import NOTHING
+from dflash_diag.diagnostics.base import NOTHING
 from dflash_diag.divergence import FACTOR
 from dflash_diag.views import token_pieces
 from dflash_diag.widgets.shared import Option, group, menu, offer, table, view, with_arrows

@@ -153,7 +153,7 @@ def state_rows(n_prompts: int, *, zeros: int = 0, nans: int = 0) -> list[dict[st
             "first_bad": 7 if (i, layer) == (0, 2) and zeros + nans else None,
             "largest": 3.0 + layer,
             "rms": 0.5 + 0.1 * layer + 0.01 * i,
-            "float16": False,
+            "dtype": "float32",
         }
         for i in range(n_prompts)
         for layer in LAYERS
@@ -171,6 +171,7 @@ def identity_rows(n_prompts: int, wrong: dict[int, str] | None = None) -> list[d
             "rel_rms": 0.6 if layer in wrong else FLOOR / 2,
             "explained": FLOOR / 2,
             "what": wrong.get(layer, f"layer {layer}, as it should be"),
+            "rough": False,
             "floor": FLOOR,
         }
         for i in range(n_prompts)
@@ -186,6 +187,7 @@ def argmax_rows(n_prompts: int, *, decisive: int = 0) -> list[dict[str, Any]]:
             "n": 60,
             "n_equal": 59 - decisive if i == 0 else 60,
             "n_decisive": decisive if i == 0 else 0,
+            "n_unnormed": 0,
             "largest_margin": 1.0 if i == 0 else 0.0,
         }
         for i in range(n_prompts)

@@ -363,6 +363,99 @@ def test_text_from_a_server(score, capture, world, tmp_path):
     assert lossless["params"]["n_prompts"] == 3
 
 
+@pytest.mark.allow_hosts("127.0.0.1")
+def test_a_servers_tokens_are_judged_wherever_they_are_used(score, capture, tmp_path):
+    """A server whose text is another: capture, score and divergence say so, each in its output."""
+    from serving import FaultyServer
+
+    from dflash_diag.bundle import Capture
+
+    own = Capture.load(capture)
+    texts = {}
+    for i, prompt in enumerate(own.prompts):
+        tokens, p = own.tokens(i).tolist(), prompt.n_prompt_tokens
+        texts[tuple(tokens[:p])] = [(t + 7) % tiny_world.VOCABULARY for t in tokens[p:]]
+    good = {key: own.continuation(i).tolist() for i, key in enumerate(texts)}
+    folders = {}
+    for name, said in (("own", good), ("other", texts)):
+        folders[name] = tmp_path / name
+        with FaultyServer("sglang", lambda prompt, n, said=said: said[tuple(prompt)][:n]) as server:
+            code, out, err = score("capture", server=server.url, out=folders[name])
+        assert (code, out) == (0, f"{folders[name]}\n")
+        line = next(one for one in err.splitlines() if one.startswith("server "))
+        assert ("PASS target.reference: 100" in line) == (name == "own")
+    assert "FAIL target.reference: " in line
+    assert "3 of 3 prompts differ from the first token on" in line
+
+    found, options = tmp_path / "found.json", {"prompts": None, "fail-on": "fail"}
+    for name, code in (("own", 0), ("other", 1)):
+        options |= {"capture": folders[name], "json": found, "out": tmp_path / f"out {name}"}
+        got, out, err = score(**options)
+        notes = " ".join(json.loads(found.read_text())["notes"])
+        assert got == 1  # the drafter's weights are random, which is the other thing that fails
+        assert "--fail-on met: ✗ FAIL acceptance.headline: " in err
+        assert ("server    ✗ FAIL target.reference" in out) == bool(code)
+        assert ("A server wrote the text, and target.reference is FAIL" in notes) == bool(code)
+        assert ("--fail-on met: ✗ FAIL target.reference: " in err) == bool(code)
+        assert ("not the text that was scored" in out) == bool(code)
+        # Another capture of that text knows who wrote it.
+        like = tmp_path / f"like {name}"
+        bare = {"drafter": None, "prompts": None, "max-new-tokens": None}
+        assert score("capture", **bare, like=folders[name], out=like)[0] == 0
+        got, out, err = score("divergence", **options | {"capture": like}, against="torch/bfloat16")
+        notes = " ".join(json.loads(found.read_text())["notes"])
+        assert got == code
+        assert f"{'✗ FAIL' if code else '✓ PASS'}         target.reference" in out
+        assert ("target.reference is FAIL" in notes) == bool(code)
+        assert ("target.reference is FAIL" in out) == bool(code)
+        assert ("--fail-on met: ✗ FAIL target.reference: " in err) == bool(code)
+
+
+def _not_finite(states):
+    states[7, 2, 3] = float("nan")
+    return states
+
+
+BAD_STATES = {
+    "not finite": (_not_finite, 0, "are not finite", ("hidden.rows", "FAIL")),
+    "of other layers": (
+        lambda states: states,
+        1,
+        "lacks layer 0, which the drafter taps",
+        ("hidden.identity", "FAIL"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_STATES)
+def test_states_that_cannot_be_scored_are_still_audited(kind, score, capture, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    from dflash_diag.bundle import Capture
+
+    change, shift, why, (check, verdict) = BAD_STATES[kind]
+    made, path = Capture.load(capture), tmp_path / "dump.safetensors"
+    layers = torch.tensor([0, 1, 2])
+    states = change(made.states(0, layers.tolist()))
+    p = made.prompts[0].n_prompt_tokens
+    tensors = {"tokens": made.tokens(0), "hidden_states": states, "layer_ids": layers + shift}
+    save_file(tensors, path, {"n_prompt_tokens": str(p)})
+    options = {"capture": path, "prompts": None, "json": tmp_path / "d.json"}
+    code, out, err = score("divergence", **options)
+    assert code == 0, err
+    found = json.loads((tmp_path / "d.json").read_text())
+    assert found["checks"][check] == verdict
+    assert found["verdict"] == "cause"
+    assert found["effect"]["delta_tau"] is None
+    assert why in " ".join(found["notes"])
+    assert f"note: auto/float32. {'The cost' if shift == 0 else 'dump'}" in out
+    assert re.search(rf"{verdict} +{re.escape(check)} ", out)
+    assert (
+        len(re.findall(r"^. (?:PASS|SKIPPED|FAIL|INCONCLUSIVE) +hidden\.", out, re.MULTILINE)) == 11
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -100,6 +100,80 @@ def test_one_that_cannot_be_read(foreign, hybrid_folder, tmp_path, change, messa
         Capture.load(tmp_path / "bad.safetensors", target=hybrid_folder)
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "bool", "complex64", "uint16", "uint64"],
+)
+def test_states_of_a_type_that_cannot_be_compared(foreign, tmp_path, dtype):
+    tensors = load_file(foreign)
+    tensors["hidden_states"] = tensors["hidden_states"].abs().to(getattr(torch, dtype))
+    save_file(tensors, tmp_path / "bad.safetensors")
+    shapes = rf"tokens \[13\], hidden_states \[13, 2, 64\], 2 layer_ids, in {dtype}; expected "
+    with pytest.raises(CaptureError, match=shapes + "states in float32.*; save them in one"):
+        Capture.load(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "uint8", "int32", "int64"])
+def test_states_of_every_other_type_are_read(foreign, tmp_path, dtype):
+    tensors = load_file(foreign)
+    tensors["hidden_states"] = tensors["hidden_states"].to(getattr(torch, dtype))
+    save_file(tensors, tmp_path / "a.safetensors")
+    states = Capture.load(tmp_path / "a.safetensors").states(0, [0])
+    assert states.dtype is getattr(torch, dtype)
+    assert torch.equal(states, tensors["hidden_states"][:, 1:])
+
+
+def test_a_type_that_is_not_known(foreign, tmp_path):
+    """A type of another version of the format."""
+    raw = foreign.read_bytes()
+    assert raw.count(b'"F32"') == 1
+    (tmp_path / "bad.safetensors").write_bytes(raw.replace(b'"F32"', b'"F99"'))
+    with pytest.raises(CaptureError, match=r"bad\.safetensors"):
+        Capture.load(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("hidden_states", torch.tensor(1.0), r"hidden_states \[\], 2 layer_ids; expected shapes"),
+        ("tokens", torch.tensor(3), r"tokens \[\]; expected shape \[T\]"),
+        ("tokens", torch.zeros(0, dtype=torch.long), r"tokens \[0\]; expected shape \[T\]"),
+        ("tokens", torch.ones(13, dtype=torch.bool), "tokens are torch.bool; expected integers"),
+        ("layer_ids", torch.zeros(0, dtype=torch.long), "layer_ids are empty"),
+        ("layer_ids", torch.zeros(2).to(torch.complex64), "layer_ids are torch.complex64"),
+        ("hidden_states", torch.zeros(13, 2, 0), r"hidden_states \[13, 2, 0\]"),
+        ("n_prompt_tokens", torch.tensor(float("inf")), "n_prompt_tokens is inf"),
+        ("n_prompt_tokens", torch.tensor(2.5), "n_prompt_tokens is 2.5; expected one integer"),
+        ("n_prompt_tokens", torch.tensor(True), "n_prompt_tokens is True; expected one integer"),
+    ],
+)
+def test_tensors_that_make_no_sense(foreign, tmp_path, name, value, message):
+    save_file({**load_file(foreign), name: value}, tmp_path / "bad.safetensors")
+    with pytest.raises(CaptureError, match=message):
+        Capture.load(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("name", ["layer_ids", "n_prompt_tokens"])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "9" * 10_000, "[1e999]", "{}", "true", '[[1], "a"]']
+)
+def test_metadata_that_makes_no_sense(foreign, tmp_path, name, text):
+    tensors = {k: v for k, v in load_file(foreign).items() if k != name}
+    save_file(tensors, tmp_path / "bad.safetensors", {name: text})
+    with pytest.raises(CaptureError, match=f"{name} (is|are) ") as caught:
+        Capture.load(tmp_path / "bad.safetensors")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_sequence_of_one_token_is_no_batch_of_one(foreign, tmp_path):
+    """[1, K, H] are the states of one token; that there is no continuation is what is wrong."""
+    tensors = load_file(foreign)
+    tensors |= {name: tensors[name][:1] for name in ("tokens", "hidden_states")}
+    save_file(tensors, tmp_path / "bad.safetensors")
+    with pytest.raises(CaptureError, match="n_prompt_tokens is 1 of 1 tokens; expected a prompt"):
+        Capture.load(tmp_path / "bad.safetensors")
+
+
 def test_what_is_no_safetensors_file(tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"hello")
     with pytest.raises(CaptureError, match="not a safetensors file"):

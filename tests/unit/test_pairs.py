@@ -9,7 +9,13 @@ from dflash_diag.bundle import Capture
 from dflash_diag.capture import make_capture
 from dflash_diag.errors import CaptureError
 from dflash_diag.modules import Variant, computed_as
-from dflash_diag.pairs import capture_variant, layer_deviations, shared_prompts, target_flips
+from dflash_diag.pairs import (
+    capture_variant,
+    layer_deviations,
+    left_out,
+    shared_prompts,
+    target_flips,
+)
 from dflash_diag.prompts import Prompt
 from dflash_diag.targets import wrap_target
 
@@ -71,6 +77,21 @@ def test_continuations_may_part_and_are_compared_up_to_there(target, own, tmp_pa
     assert layer_deviations(own, other)[0]["n_tokens"] == 15 + 22
     positions = [f["position"] for f in target_flips(own, other) if f["prompt"] == "p0"]
     assert max(positions) == 14
+
+
+def test_what_a_comparison_leaves_out_is_counted(target, own, tmp_path):
+    def like(name, source, **options):
+        return make_capture(target, [], tmp_path / name, like=source, silent=True, **options)
+
+    assert left_out(own, like("all", own, layers="all")) == ""
+    few = like("few", own, layers="all", keep_rows=3)
+    assert left_out(own, few) == left_out(few, own).replace("6 and 44", "44 and 6")
+    assert left_out(own, few) == "6 of 44 and 6 positions"
+    taps = like("taps", own, layers="taps", taps=[0, 2])
+    assert left_out(own, taps) == "layers without -1, 1, 3"
+    assert left_out(taps, own) == ""
+    one = make_capture(target, prompts(1), tmp_path / "one", max_new_tokens=4, silent=True)
+    assert left_out(one, own) == "1 of 1 and 2 prompts, 16 of 16 and 44 positions"
 
 
 def test_another_prompt_under_the_same_id_is_refused(target, own, tmp_path):

@@ -95,6 +95,13 @@ def rotated(states):
     return states @ q
 
 
+def hooked_late(states, target):
+    """Every layer's states as the next layer's norm, or the final one, puts them out."""
+    norms = [layer.input_layernorm for layer in target.parts.layers] + [target.parts.final_norm]
+    with torch.inference_mode():
+        return torch.stack([n(s) for n, s in zip(norms, states.unbind(1), strict=True)], dim=1)
+
+
 CAPTURED = {
     "rows one token off": (
         shifted,
@@ -109,6 +116,22 @@ CAPTURED = {
         rotated,
         {"hidden.identity": r"layer 0 in another basis: an orthogonal rotation"},
     ),
+    "integers": (
+        lambda states: (200 * states).round().int(),
+        {
+            "hidden.rows": r"the states are integers \(int32\)",
+            "hidden.identity": r"layer 0 are layer 0 times 200",
+        },
+    ),
+    "less their mean": (
+        lambda states: states - states.mean(-1, keepdim=True),
+        {"hidden.identity": r"less the mean of each row .*and 4 more, of layers 0 to 3\)"},
+    ),
+    "layers and channels swapped": (
+        lambda states: states.transpose(1, 2).reshape(states.shape),
+        {"hidden.identity": r"layer -1, but laid out as \[T, H, K\] and read as \[T, K, H\]"},
+    ),
+    "a constant": (lambda states: states + 0.5, {"hidden.identity": "layer 0 plus 0.5 "}),
 }
 
 
@@ -116,13 +139,54 @@ CAPTURED = {
 def test_a_fault_in_captured_states_is_named(fault, tmp_path, folder, target):
     plant, names = CAPTURED[fault]
     results = audit(tmp_path, folder, plant(true_states(target)))
-    assert results["hidden.divergence"].verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)
+    assert results["hidden.divergence"].verdict is Verdict.FAIL
+    assert set(names) <= set(results["hidden.divergence"].params["broken"])
     for name, said in names.items():
         assert results[name].verdict is Verdict.FAIL
         assert _matches(said, results[name].headline + str(results[name].params["problems"]))
     # The target itself is not blamed.
     for name in ("hidden.batch", "hidden.padding", "hidden.chunks", "hidden.decode"):
         assert results[name].verdict is Verdict.PASS
+
+
+def test_hooks_one_module_late_are_named(tmp_path, folder, target):
+    results = audit(tmp_path, folder, hooked_late(true_states(target), target))
+    assert results["hidden.identity"].verdict is Verdict.FAIL
+    problems = results["hidden.identity"].params["problems"]
+    for layer, said in enumerate(problems[1:4]):
+        late = f"the next layer's input norm (layer {layer + 1}'s input_layernorm), one module late"
+        assert said.startswith(f"the states kept as layer {layer} are layer {layer} after {late} (")
+    assert "layer 3 after the final norm" in problems[4]
+
+
+def test_what_is_only_near_is_called_near_and_its_cost_decides(tmp_path, folder, target):
+    states = true_states(target)
+    noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
+    states += 0.04 * noise * states.square().mean(-1, keepdim=True).sqrt()
+    results = audit(tmp_path, folder, states)
+    found = results["hidden.identity"]
+    assert found.verdict is Verdict.WARN
+    assert _matches(
+        r"kept as layer -1 are layer -1, (3.9|4|4.1)\s% off, no known fault", found.headline
+    )
+    assert results["hidden.divergence"].verdict is Verdict.INCONCLUSIVE
+    assert results["hidden.divergence"].params["broken"] == {}
+
+
+def test_a_norm_too_many_on_the_last_layer_shows_without_a_live_target(tmp_path, folder):
+    """Head and norm alone tell: the choices are the target's only if the norm is left out."""
+    uneven = load_target(folder, backend="torch")
+    with torch.no_grad():
+        uneven.parts.final_norm.weight.normal_(0, 1.5, generator=torch.Generator().manual_seed(0))
+    uneven.model.save_pretrained(tmp_path / "uneven")
+    raw = true_states(uneven)
+    with torch.inference_mode():
+        normed = torch.cat([raw[:, :-1], uneven.parts.final_norm(raw[:, -1:])], dim=1)
+    for states, verdict in ((raw, Verdict.PASS), (normed, Verdict.FAIL)):
+        (tmp_path / verdict.name).mkdir()
+        found = audit(tmp_path / verdict.name, tmp_path / "uneven", states)["hidden.argmax"]
+        assert found.verdict is verdict
+    assert "only if the final norm is left out" in found.headline
 
 
 def _matches(pattern, text):
@@ -247,6 +311,9 @@ def test_a_healthy_dump_is_not_flagged(kind, tmp_path, folder, target):
     results = audit(tmp_path, folder, states, layers=LAYERS[: states.shape[1]])
     assert found(results) == {}
     assert results["hidden.identity"].verdict is Verdict.PASS
+    # Its modules are not in the file, and the live target's own would say nothing of it.
+    assert results["hidden.modules"].verdict is Verdict.SKIPPED
+    assert "does not say how it was computed" in results["hidden.modules"].headline
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from dflash_diag.widgets import StateBrowser
 CATALOGUE = diagnostics.catalogue()
 ABOVE = {2: 9.0, 3: 12.0}
 N = 6
+GOOD = {"hidden.rows": fake_states.state_rows(N), "hidden.argmax": fake_states.argmax_rows(N)}
+GOOD |= {"hidden.identity": fake_states.identity_rows(N)}
+GOOD |= {"hidden.chunks": fake_states.case_rows({"63 tokens": 1.9})}
 
 
 def inputs(comparisons=None, scored=None, checks=None) -> FakeInputs:
@@ -76,8 +79,78 @@ def test_a_wide_interval_around_no_change_is_undecided():
 def test_states_that_are_no_numbers_fail_whatever_they_cost():
     found = judged("hidden.divergence", fake_states.layer_rows({}, broken=(1,)), scored=same())
     assert found.verdict is Verdict.FAIL
-    assert "1 layers hold zeros" in found.headline
+    assert "zeros or no numbers at layer 1" in found.headline
     assert found.frame.set_index("layer")["rel_rms"].isna().to_dict()[1]
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({1: 9.0, 2: 9.0, 3: 9.0}, "above the noise from layer 1 on"),
+        ({3: 9.0}, "above the noise at layer 3"),
+        ({0: 9.0, 2: 9.0}, "above the noise at layers 0, 2"),
+    ],
+)
+def test_the_layers_above_the_noise_are_the_ones_that_are_named(times, words):
+    assert words in judged("hidden.divergence", fake_states.layer_rows(times)).headline
+
+
+@pytest.mark.parametrize("scored", [same(), None])
+@pytest.mark.parametrize("layers", [{}, ABOVE])
+@pytest.mark.parametrize(
+    ("id_", "rows"),
+    [
+        ("hidden.identity", fake_states.identity_rows(N, {1: "the states of layer 0"})),
+        ("hidden.rows", fake_states.state_rows(N, zeros=1)),
+    ],
+)
+def test_no_cost_clears_a_capture_that_is_not_what_it_claims(id_, rows, layers, scored):
+    side = fake_states.comparison(fake_states.layer_rows(layers))
+    checks = {**GOOD, id_: rows}
+    found = CATALOGUE["hidden.divergence"](
+        inputs({"s": side}, {} if scored is None else {"s": scored}, checks)
+    )
+    assert found.verdict is Verdict.FAIL
+    assert found.headline.endswith(f"The capture is broken ({id_}).")
+    assert found.params["judged"].startswith("the capture is broken")
+    sound = CATALOGUE["hidden.divergence"](inputs({"s": side}, {"s": same()}, GOOD))
+    assert sound.verdict is (Verdict.WARN if layers else Verdict.PASS)
+
+
+def test_a_part_that_was_compared_is_not_taken_for_all():
+    side = fake_states.comparison(fake_states.layer_rows({}))
+    side["left_out"] = "1 of 3 prompts, 60 of 180 positions"
+    found = CATALOGUE["hidden.divergence"](inputs({"s": side}))
+    assert "on 1 of 3 prompts, 60 of 180 positions alone" in found.headline
+    assert "s. Compared: 1 of 3 prompts, 60 of 180 positions." in found.notes
+
+
+WRONG_TEXT = [
+    {"id": f"p{i:02d}", "n_tokens": 48, "n_equal": 1, "n_rounding": 0, "n_differ": 47}
+    | {"first_differ": 0, "margin": 2.0, "gap": 9.0, "kind": "from_start"}
+    | {"stopped_early": False, "how": "ids", "finish_reason": "length"}
+    for i in range(N)
+]
+SERVER = {"url": "http://s", "model": "m", "dialect": "vllm", "version": None, "precision": None}
+
+
+def test_neither_lossless_nor_noise_speaks_for_a_servers_tokens():
+    made = inputs({"s": fake_states.comparison(fake_states.layer_rows({}))}, {"s": same()}, GOOD)
+    row = {"n_tokens": 48, "n_same": 48, "cause": "", "margin": None}
+    made.lossless_check = {"rows": [{"id": f"p{i:02d}", **row} for i in range(N)]}
+    ids, said = ("target.lossless", "hidden.divergence"), "target.reference is FAIL"
+    for id_ in ids:
+        assert said not in CATALOGUE[id_](made).headline
+    server = SERVER | {"tokens_by": ["ids"], "unusable": []}
+    made.reference_check = {"server": server, "rows": WRONG_TEXT, "notes": []}
+    for id_ in ids:
+        found = CATALOGUE[id_](made)
+        assert found.verdict is Verdict.PASS
+        assert said in found.headline
+    same_text = [row | {"n_equal": 48, "n_differ": 0, "kind": ""} for row in WRONG_TEXT]
+    made.reference_check["rows"] = [row | {"first_differ": None} for row in same_text]
+    for id_ in ids:
+        assert "server" not in CATALOGUE[id_](made).headline
 
 
 def test_the_worst_side_decides_and_nothing_to_compare_is_skipped():
@@ -141,11 +214,8 @@ def test_the_first_module_is_named_with_where_its_error_comes_from():
     assert CATALOGUE["hidden.modules"](inputs({"s": bare})).verdict is Verdict.SKIPPED
 
 
-GOOD = {"hidden.rows": fake_states.state_rows(N), "hidden.argmax": fake_states.argmax_rows(N)}
-GOOD |= {"hidden.identity": fake_states.identity_rows(N)}
-GOOD |= {"hidden.chunks": fake_states.case_rows({"63 tokens": 1.9})}
 BAD = {
-    "hidden.rows": (fake_states.state_rows(N, nans=3), "3 rows hold NaN or Inf, the first at 7"),
+    "hidden.rows": (fake_states.state_rows(N, nans=3), "3 rows with NaN or Inf, the first at 7"),
     "hidden.argmax": (fake_states.argmax_rows(N, decisive=4), "4 of 360 choices differ"),
     "hidden.identity": (
         fake_states.identity_rows(N, {1: "the states of layer 0"}),
@@ -184,6 +254,40 @@ def test_layers_above_are_crosses_and_each_side_has_a_marker_of_its_own(n):
         assert (f"side {n - 1}" in named) == (n > 1)
     # One band for all: their floors are the same.
     assert len(plotting.figure(found).axes[0].collections) == 1
+
+
+def near_rows(error: float):
+    rows = fake_states.identity_rows(N, {1: "layer 1, no known fault"})
+    return [
+        row | {"kind": "near", "rel_rms": error, "explained": error} if row["layer"] == 1 else row
+        for row in rows
+    ]
+
+
+def test_what_is_near_warns_and_is_said_after_what_has_a_name():
+    near = near_rows(0.049)
+    found = CATALOGUE["hidden.identity"](inputs(checks={"hidden.identity": near}))
+    assert found.verdict is Verdict.WARN
+    said = "The states kept as layer 1 are layer 1, 4.9\u00a0% off, no known fault (on 6 of 6"
+    assert found.headline == f"{said} prompts)."
+    other = fake_states.identity_rows(N, {2: "layer 2 times 100"})
+    rough = {"kind": "scaled", "rough": True, "explained": 0.011}
+    mixed = [o | rough if o["layer"] == 2 else n for n, o in zip(near, other, strict=True)]
+    found = CATALOGUE["hidden.identity"](inputs(checks={"hidden.identity": mixed}))
+    assert found.verdict is Verdict.FAIL
+    assert "layer 2 are layer 2 times 100, 1.1\u00a0% off (on 6 of 6 prompts)" in found.headline
+    assert found.headline.endswith("(and 1 more, of layer 1).")
+    assert CATALOGUE["hidden.identity"](inputs(checks=GOOD)).headline == (
+        "The states of layers -1 to 3 are what the target computes (relative RMS at most "
+        "0.2\u00a0%; up to 0.8\u00a0% counts as rounding)."
+    )
+
+
+def test_integers_are_not_called_numbers_like_others():
+    rows = [row | {"dtype": "int8"} for row in fake_states.state_rows(N)]
+    found = CATALOGUE["hidden.rows"](inputs(checks={"hidden.rows": rows}))
+    assert found.verdict is Verdict.FAIL
+    assert found.headline.startswith("The states are integers (int8)")
 
 
 # --- the browser ----------------------------------------------------------------------------------
