@@ -142,7 +142,7 @@ def test_the_front_page_says_verdict_number_interval_and_reference(site):
     tau = summary["scores"]["drafter"]["tau"]["walked_micro"]
     for needle in (summary["verdict"], f"{tau['value']:.2f}", "interval", "reference gets"):
         assert needle in html
-    assert html.count("<figure>") == len(report.KEY_FIGURES) == 4
+    assert html.count("<figure>") == len(report.KEY_FIGURES) == 5
     assert "hidden states against torch/bfloat16" in html
 
 
