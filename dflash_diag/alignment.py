@@ -5,7 +5,8 @@ as the declared one, each slot against the label that the reading itself assigns
 
 1. A screen over some anchors of every prompt drops the readings that are clearly worse: slot
    accuracy below the declared one's by more than two standard errors, and a gain in tau whose
-   interval ends below `NO_GAIN`.
+   interval ends below `NO_GAIN`. Where one reading is clearly better, it also drops those that are
+   clearly behind that one: they are aliases at most, and are tried again on top of it.
 2. The others are scored on every anchor. Whether one is better is decided by one statistic, slot
    accuracy by prompt over uniform anchors, with sign-flip tests and Holm's correction over *all*
    readings tried; how much better is walked tau, paired by prompt.
@@ -179,8 +180,10 @@ class Aligner:
         hits = self.sweep.hits(base, states=states)
         made = Round(base, states, settings, hits, self._tau({"base": hits})["base"])
         screen = self.sweep.hits(base, anchors=SCREENED, states=states)
-        screened = {one: score(one, SCREENED) for one in tries if one.cause not in ALWAYS_WHOLE}
+        whole_anyway = frozenset() if settings else ALWAYS_WHOLE
+        screened = {one: score(one, SCREENED) for one in tries if one.cause not in whole_anyway}
         worse = self._clearly_worse(screened, screen)
+        worse |= self._clearly_behind(screened, screen)
         dropped = {one: screened[one] for one in worse}
         kept = [one for one in tries if one not in worse]
         whole = {one: score(one) for one in kept}
@@ -198,12 +201,19 @@ class Aligner:
         worse = set()
         for one, delta in self._deltas(screened, screen).items():
             own, other = accuracies(screened[one], screen)
-            gain = own - other
-            spread = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else np.inf
-            below = gain.mean() + 2 * spread < 0
-            if below and delta.hi is not None and delta.hi < NO_GAIN:
+            if _clearly_positive(other - own) and delta.hi is not None and delta.hi < NO_GAIN:
                 worse.add(one)
         return worse
+
+    def _clearly_behind(
+        self, screened: Mapping[Alternative, Hits], screen: Hits
+    ) -> set[Alternative]:
+        """Readings that lose to one that is itself clearly better than the base."""
+        gains = {one: np.subtract(*accuracies(hits, screen)) for one, hits in screened.items()}
+        best = max(gains, key=lambda one: float(gains[one].mean()), default=None)
+        if best is None or not _clearly_positive(gains[best]):
+            return set()
+        return {one for one in gains if _clearly_positive(gains[best] - gains[one])}
 
     def _compared(
         self, found: Mapping[Alternative, Hits], base: Hits, *, tested: bool
@@ -259,6 +269,12 @@ class Aligner:
         hits = self.sweep.hits(base.base, states="other")
         (found,) = self._compared({other: hits}, base.hits, tested=True)
         return found
+
+
+def _clearly_positive(differences_by_prompt: Any) -> bool:
+    """Whether a mean over prompts is above 0 by more than two standard errors."""
+    one = _mean(differences_by_prompt)
+    return one.lo is not None and one.lo > 0
 
 
 def _mean(values: Any) -> Estimate:

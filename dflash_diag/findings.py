@@ -117,7 +117,8 @@ def _named(found: Alignment, at: int) -> dict[str, Any]:
     gain, delta, tau = _effect(before, after, tried)
     about = CAUSES[one.cause]
     kind, recoverable = about.kind, about.recoverable
-    if recoverable is False and about.kind == "training_fault" and servable(after.base):
+    follows = servable(after.base) and one.states is None
+    if about.kind == "training_fault" and follows:
         kind, recoverable = "reading_fault", True  # the declared reading was the unservable one
     aliases = _aliases(before, after, one)
     text = (
@@ -167,8 +168,13 @@ def _find(made: Round, one: Alternative) -> Tried | None:
 def _aliases(before: Round, after: Round, one: Alternative) -> list[str]:
     """Other causes whose readings gained before, and gain no more."""
     still = {t.alternative.cause for t in after.tried if t.found}
-    found = [t.alternative for t in before.tried if t.found and t.alternative.cause != one.cause]
+    found = [t.alternative for t in before.tried if _gained(t) and t.alternative.cause != one.cause]
     return list(dict.fromkeys(a.cause for a in found if a.cause not in still))
+
+
+def _gained(one: Tried) -> bool:
+    """Found, or dropped by the screen only because another reading gained more."""
+    return one.found or (not one.hits.complete and (one.gain.lo or 0) > 0)
 
 
 def _open(found: Alignment, cause: str) -> dict[str, Any]:

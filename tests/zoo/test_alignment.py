@@ -24,9 +24,10 @@ from dflash_diag.sweeps import Sweep
 
 DRAFTERS = data_dir() / "zoo" / "hybrid" / "drafters"
 MASKS = ("mask.anchor_included", "mask.cross_block_leak", "mask.block_causality", "mask.window")
-ROPE = ("rope.theta", "rope.rotary_width", "rope.interleaving", "position.block_offset")
-LAYERS = ("layers.offset", "layers.order", "layers.missing_or_default", "position.block_offset")
-PLACES = ("position.block_offset", "label.shift", "block.width", "hidden.ignored_by_drafter")
+ROPE = ("rope.theta", "rope.rotary_width", "rope.interleaving")
+POSITION = ("position.block_offset", "rope.interleaving")
+LAYERS = ("layers.offset", "layers.order", "layers.missing_or_default")
+PLACES = ("label.shift", "block.width", "hidden.ignored_by_drafter")
 PARTS = ("mask_token.id", "norm.missing_or_doubled", "embedding.scale", "head.tying_or_vocab")
 
 
@@ -115,7 +116,7 @@ def test_a_wrong_declaration_is_named_and_the_right_reading_restores(
     ],
 )
 def test_a_reading_given_by_hand_is_corrected(setting, back, hybrid_capture):
-    causes = ROPE if setting.startswith("position") else PARTS
+    causes = POSITION if setting.startswith("position") else PARTS
     found, entries = look(hybrid_capture, DRAFTERS / "healthy", settings=[setting], causes=causes)
     assert len(found) == 1
     assert entries[found[0]]["settings"] == [back]
@@ -161,7 +162,7 @@ def test_a_training_fault_is_named_and_promises_nothing(
 @pytest.mark.parametrize(
     ("name", "cause", "settings", "causes"),
     [
-        ("position_plus_one", "position.block_offset", ["position_offset=1"], ROPE),
+        ("position_plus_one", "position.block_offset", ["position_offset=1"], POSITION),
         ("layer_offset", "layers.offset", ["layer_ids=0,3,6,9,12"], LAYERS),
         ("block_causal", "mask.block_causality", ["in_block=causal"], MASKS),
     ],
@@ -189,9 +190,7 @@ def test_a_random_head_of_its_own_is_damage(hybrid_capture, tmp_path):
     state["lm_head.weight"] = torch.randn(3072, 256).to(torch.bfloat16) / 16
     torch.save(state, tmp_path / "raw.pt")
     shutil.copy(DRAFTERS / "healthy" / "config.json", tmp_path)
-    found, entries = look(
-        hybrid_capture, tmp_path / "raw.pt", settings=["head=own"], causes=(*PARTS, *ROPE)
-    )
+    found, entries = look(hybrid_capture, tmp_path / "raw.pt", settings=["head=own"], causes=PARTS)
     assert found == ["head.tying_or_vocab"]
     assert entries[found[0]]["kind"] == "damage"
     assert entries[found[0]]["recoverable"] is False
