@@ -113,6 +113,20 @@ CAUSES = _catalogue(
         _LEAK,
     ),
     (
+        "mask.future_included",
+        "damage",
+        False,
+        "the code that drafts reads states from behind the anchor",
+        "Mend the mask of that code; a server has no such states.",
+    ),
+    (
+        "mask.rows_hidden",
+        "damage",
+        False,
+        "the code that drafts leaves out states that the rule shows",
+        "Mend the mask, or the cropping of the drafter's cache.",
+    ),
+    (
         "mask.block_causality",
         "reading_fault",
         True,
@@ -237,6 +251,13 @@ CAUSES = _catalogue(
         False,
         "the weights make no use of the target's states",
         "Retrain on states that are neither zero nor shuffled; check what training stored.",
+    ),
+    (
+        "serving.state",
+        "damage",
+        False,
+        "the context that the drafter keeps is not the one that it was given",
+        "Mend how its cache is extended and truncated.",
     ),
     (
         "target.not_lossless",
