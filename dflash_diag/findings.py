@@ -9,6 +9,7 @@ prompts that would settle it or the reason why none would.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ _NOTHING_TO_TRY = {
 
 def findings(found: Alignment) -> list[dict[str, Any]]:
     """One entry a cause, worst first: found ones by delta, then the undecided, then the rest."""
+    if found.applied and (found.rounds[-1].tau.value or 0) < HOPELESS:
+        # What a broken drafter gains under another reading says nothing about its training.
+        found = replace(found, rounds=found.rounds[:1], applied=[])
     rows = [_named(found, at) for at in range(len(found.applied))]
     named = {row["cause"] for row in rows}
     if CONTEXT not in named and (row := _ignored(found)) is not None:
@@ -207,6 +211,11 @@ def _open(found: Alignment, cause: str) -> dict[str, Any]:
         fields["delta"] = shown.delta.to_json()
     text = f"Best of {len(tried)}: {shown.alternative.name}, {_tau_words(shown.tau, shown.delta)}"
     text += "" if shown.hits.complete else " (on some anchors of every prompt)"
+    if shown.found:
+        text += (
+            f"; but no reading is accepted more than {_best(found):.2f}, so this restores nothing"
+        )
+        return _entry(cause, "not_identifiable", f"{text}.", **fields)
     if not undecided:
         return _entry(cause, "excluded", f"{text}.", **fields)
     return _entry(cause, "not_identifiable", f"{text}; {_more(shown, found)}.", **fields)

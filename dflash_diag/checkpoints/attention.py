@@ -13,6 +13,7 @@ from dflash_diag.checkpoints.keys import (
     first,
     flag,
     is_int,
+    is_on,
     n_draft_layers,
 )
 from dflash_diag.checkpoints.reading import Checkpoint
@@ -43,7 +44,7 @@ def layer_types(checkpoint: Checkpoint) -> tuple[list[str], str]:
 
 def switched_window(checkpoint: Checkpoint) -> int | None:
     """``sliding_window`` as transformers' Qwen3 keeps it: only with ``use_sliding_window``."""
-    if not checkpoint.body.get("use_sliding_window"):
+    if not is_on(checkpoint.body, "use_sliding_window"):
         return None
     return stated_window(checkpoint)
 
@@ -74,7 +75,7 @@ def windows(checkpoint: Checkpoint) -> Value:
 
 def swa_window(checkpoint: Checkpoint) -> Value | None:
     """``dflash_config.use_swa``: one window for every layer; None where it is not on."""
-    if not at(checkpoint.config, "dflash_config.use_swa"):
+    if not is_on(checkpoint.config, "dflash_config.use_swa"):
         return None
     key = "dflash_config.swa_window_size"
     tokens = _tokens(at(checkpoint.config, key), key)

@@ -22,6 +22,7 @@ from dflash_diag.checkpoints.keys import (
     first,
     head_width,
     is_int,
+    is_on,
     n_draft_layers,
     positive,
 )
@@ -172,7 +173,7 @@ def _sizes(
         mlp=rows("mlp.gate_proj.weight", 1, 4 * hidden)
         if silent_mlp
         else positive(config, "intermediate_size"),
-        bias=bool(config.get("attention_bias", False)),
+        bias=is_on(config, "attention_bias"),
         vocabulary=facts.vocab_size if facts else _count(config.get("vocab_size")),
         draft_vocabulary=stated[0] if stated else None,
     )

@@ -80,6 +80,15 @@ def flag(value: Any, key: str) -> bool:
     return value
 
 
+def is_on(config: Any, path: str) -> bool:
+    """A switch that is off where it is absent; anything but true or false is refused.
+
+    Text such as ``"false"`` would count as true where it is only asked whether something is there.
+    """
+    value = at(config, path)
+    return False if value is None else flag(value, path)
+
+
 def number(value: Any, key: str) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

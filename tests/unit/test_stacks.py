@@ -628,6 +628,13 @@ def test_a_reduced_vocabulary_needs_its_own_head(write):
             "swa_window_size is None",
         ),
         ({**DEEPSPEC, "markov_rank": -1}, "markov_rank is -1"),
+        ({**CONFIG, "use_sliding_window": "false", "sliding_window": 16}, "true or false"),
+        ({**CONFIG, "use_sliding_window": 1, "sliding_window": 16}, "true or false"),
+        ({**CONFIG, "is_causal": "false"}, "true or false"),
+        (
+            {**CONFIG, "dflash_config": {**CONFIG["dflash_config"], "use_swa": "false"}},
+            "true or false",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(config, match, write):
