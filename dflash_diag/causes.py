@@ -53,8 +53,8 @@ CAUSES = _catalogue(
         "checkpoint.wrong_target",
         "damage",
         False,
-        "the drafter belongs to another target",
-        "Use the target (and its revision) that the drafter was trained on.",
+        "it belongs to another target, or its weights are damaged or hardly trained",
+        "Use the target (and its revision) that it was trained on; look at the checkpoint page.",
     ),
     (
         "checkpoint.config_contradiction",

@@ -116,6 +116,8 @@ class Convention:
             raise BadInput(f"block_size is {self.block_size}", "at least 2 (an anchor and a slot)")
         if not self.layer_ids:
             raise BadInput("layer_ids is empty", "at least one tapped layer")
+        if twice := next((i for i in self.layer_ids if self.layer_ids.count(i) > 1), None):
+            raise BadInput(f"layer_ids lists {twice} twice", "each tapped layer once")
         _check_numbers(self)
         if abs(self.label_offset) >= self.block_size:
             raise BadInput(

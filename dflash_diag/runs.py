@@ -546,8 +546,20 @@ class Run:
             text = doubted(self)
             if text is not None:
                 found["notes"] += [f"{doubt(text)} Accepted means equal to that text."]
+            found["notes"] += self._contradictions(role)
             self._metrics[role] = found
         return self._metrics[role]
+
+    def _contradictions(self, role: str) -> list[str]:
+        """Keys of a checkpoint that contradict each other and that no setting overrides."""
+        from dflash_diag.checkpoints import contradictions
+
+        given = {text.partition("=")[0].strip() for text in self.config.overrides}
+        given = given if role == DRAFTER else set()
+        found = contradictions(self.checkpoint(role))
+        return [
+            f"The configuration contradicts itself: {c}." for c in found if c.field not in given
+        ]
 
     def lossless(self) -> Mapping[str, Any]:
         outcome = self._lossless_or_none()

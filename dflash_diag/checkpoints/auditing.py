@@ -396,7 +396,10 @@ def _why_misshapen(
 def _why_fc(found: Shape, checkpoint: Checkpoint, s: _Sizes) -> str:
     """Columns of fc [H, K*H_target] tell how many layers, and of what width, it was trained on."""
     rows, columns = found
-    listed = first(checkpoint.config, *vllm.IDS, speculators.IDS, *zlab.IDS)[1]
+    ids, listed = first(checkpoint.config, *vllm.IDS, speculators.IDS, *zlab.IDS)
+    says = f"{listed} lists {s.n_taps}"
+    if ids is None:
+        says = f"no key lists the tapped layers, and the default rule picks {s.n_taps}"
     declared = declared_target_hidden(checkpoint)
     if columns == s.n_taps * declared != s.n_taps * s.target_hidden:
         return (
@@ -405,7 +408,7 @@ def _why_fc(found: Shape, checkpoint: Checkpoint, s: _Sizes) -> str:
         )
     if columns % s.target_hidden == 0 and columns // s.target_hidden != s.n_taps:
         n = columns // s.target_hidden
-        return f"fc expects {n} tap{'s' * (n != 1)}, {listed} lists {s.n_taps}"
+        return f"fc expects {n} tap{'s' * (n != 1)}, {says}"
     if rows != s.hidden:
         return f"the tensors' hidden size is {rows}, hidden_size is {s.hidden}"
     if columns % s.n_taps == 0:

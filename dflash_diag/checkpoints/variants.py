@@ -33,6 +33,15 @@ TENSORS: dict[Name, re.Pattern[str]] = {
     "dspark": re.compile(r"(markov_head|confidence_head)\..+"),
 }
 """Tensors, under their canonical names, that only one kind has."""
+PLAIN = (None, "dflash", "mlp", "linear")
+"""Projector or model types of a drafter without parts of its own."""
+_ARCHITECTURES: dict[str, Name] = {
+    "DFlash2": "dflash2",
+    "Domino": "domino",
+    "XPress": "xpress",
+    "DSparkDraftModel": "dspark",
+}
+"""Marks in the names of model classes. DeepSpec calls its own DSpark whatever they are."""
 _SELECTOR = "candidate_selector."
 _MARKOV = "markov_head."
 
@@ -55,8 +64,12 @@ def variant(checkpoint: Checkpoint) -> Variant:
     for name in TENSORS:
         if kind == name:
             return Variant(name, key)
-    if any("DFlash2" in one for one in architectures(checkpoint.config)):
-        return Variant("dflash2", "architectures")
+    if kind not in PLAIN:
+        raise CheckpointError(f"{key} is {kind!r}", f"{', '.join(TENSORS)}, or a plain drafter")
+    for one in architectures(checkpoint.config):
+        for mark, name in _ARCHITECTURES.items():
+            if mark in one:
+                return Variant(name, f"the architecture {one}")
     rank, key = draft_value(checkpoint.config, "markov_rank")
     if is_int(rank) and rank > 0:
         return Variant("dspark", key)

@@ -58,6 +58,8 @@ def offset_map(checkpoint: Checkpoint) -> Value | None:
     kinds = possible_kinds(checkpoint)
     if kinds == ("absolute",):
         return Value("absolute", Source("d2t (its values are no offsets)", "implied"))
+    if len(kinds) > 1:
+        return Value("offset", Source("d2t (its values would fit as target ids too)", "implied"))
     return declared("offset", "d2t")
 
 

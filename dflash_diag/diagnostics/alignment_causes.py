@@ -24,8 +24,8 @@ def judge(result: Result) -> Judgement:
     if not found:
         n = result.params["n_readings"]
         return Judgement(Verdict.PASS, f"none of {n} other readings is better")
-    first = result.estimates["delta"]
-    if first.hi is not None and first.hi < HARMLESS:
+    first, readings = result.estimates["delta"], result.params["n_better"]
+    if readings and first.hi is not None and first.hi < HARMLESS:
         return Judgement(Verdict.WARN, f"{found[0]} is found, and costs next to nothing")
     return Judgement(Verdict.FAIL, f"found: {', '.join(found)}")
 
@@ -68,6 +68,7 @@ def causes(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
             "params": {
                 "found": [entry["cause"] for entry in found],
                 "remedies": [entry["remedy"] for entry in found],
+                "n_better": sum(bool(entry["settings"]) for entry in found),
                 "n_readings": n_readings,
                 "n_prompts": measured["n_prompts"],
                 "finding": _finding(found),

@@ -26,14 +26,7 @@ def check_layers(m: Material) -> Checked:
         )
         cause = "layers.missing_or_default"
         found.append(StaticFinding(cause, "warn", text, {"used": list(how.layer_ids)}))
-    twice = sorted({i for i in taps if taps.count(i) > 1})
-    if twice:
-        text = (
-            f"Layer {listed(twice)} is tapped more than once; vLLM reads every layer once, so "
-            "that fc's columns do not fit."
-        )
-        found.append(StaticFinding("layers.order", "warn", text, {"twice": twice}))
-    elif list(taps) != sorted(taps):
+    if list(taps) != sorted(taps):
         text = (
             f"Tapped layers are listed as {listed(how.layer_ids)}; vLLM sorts them and SGLang "
             "captures them ascending, fc here reads them as listed."

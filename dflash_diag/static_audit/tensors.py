@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dflash_diag.drafter import Drafter
 from dflash_diag.static_audit.ablation import effects, random_sample
 from dflash_diag.static_audit.layers import fc_taps
 from dflash_diag.static_audit.material import TABLES, Checked, Material, StaticFinding, listed
@@ -83,6 +84,11 @@ def check_effect(m: Material) -> Checked:
             "what they feed is zero."
         )
         found.append(StaticFinding(CAUSE, "warn", text, {"tensors": rest}))
+    if silent := _silent_taps(m.drafter):
+        words = ", ".join(map(str, silent))
+        text = f"fc ignores the tapped layer {words}: its columns are all zero."
+        evidence = {"layers": silent}
+        found.append(StaticFinding("layers.missing_or_default", "warn", text, evidence))
     least = min(measured, key=measured.__getitem__)
     return Checked(
         "effect",
@@ -92,6 +98,13 @@ def check_effect(m: Material) -> Checked:
         found,
         measured={"effects": measured, "on": sample.what},
     )
+
+
+def _silent_taps(drafter: Drafter) -> list[int]:
+    """Tapped layers, as the checkpoint lists them, that fc gives no weight."""
+    columns = drafter.fc.weight.unflatten(1, (drafter.shape.n_taps, -1))
+    ids = drafter.convention.layer_ids
+    return [ids[tap] for tap in range(len(ids)) if not bool(columns[:, tap].any())]
 
 
 ZERO_CENTRED = 0.10

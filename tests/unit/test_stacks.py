@@ -631,6 +631,11 @@ def test_a_reduced_vocabulary_needs_its_own_head(write):
         ({**CONFIG, "use_sliding_window": "false", "sliding_window": 16}, "true or false"),
         ({**CONFIG, "use_sliding_window": 1, "sliding_window": 16}, "true or false"),
         ({**CONFIG, "is_causal": "false"}, "true or false"),
+        ({**CONFIG, "architectures": ["DominoDraftModel"]}, "a Domino drafter"),
+        (
+            {**CONFIG, "dflash_config": {**CONFIG["dflash_config"], "projector_type": "magic"}},
+            "projector_type is 'magic'",
+        ),
         (
             {**CONFIG, "dflash_config": {**CONFIG["dflash_config"], "use_swa": "false"}},
             "true or false",

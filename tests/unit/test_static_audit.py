@@ -327,7 +327,6 @@ BAD = {
                   [("layers.missing_or_default", "warn")]),
     "fewer layers than fc reads": ({"dflash_config": {"target_layer_ids": [1, 3]}},
                                    [("layers.missing_or_default", "fail")]),
-    "a layer twice": ({"settings": ["layer_ids=1,3,3"]}, [("layers.order", "warn")]),
     "a layer too far": ({"dflash_config": {"target_layer_ids": [1, 3, N]}},
                         [("layers.offset", "fail")]),
     "a negative layer": ({"settings": ["layer_ids=-2,1,3"]}, [("layers.offset", "fail")]),
