@@ -12,14 +12,15 @@ K tapped layers, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dflash_diag.adapters import DraftAdapter
+from dflash_diag.adapters import AdapterError, DraftAdapter, Refused
 from dflash_diag.adapters.bench import Bench
+from dflash_diag.adapters.checking import CONTRACT, OPTIONAL
 from dflash_diag.adapters.checks import Check, run_checks
 from dflash_diag.conventions import Convention
 from dflash_diag.errors import BadInput
@@ -157,31 +158,60 @@ def probe(
     ------
     BadInput
         Inputs that do not fit, a rule for another drafter, or an adapter that breaks its contract.
+
+    Notes
+    -----
+    Of a drafter that does not give the same answer to the same call, nothing else is said.
     """
-    bench = Bench.of(adapter, features, tokens, anchors, seed)
+    try:
+        return _probe(Bench.of(adapter, features, tokens, anchors, seed), rule)
+    except Refused as refused:
+        raise AdapterError(
+            f"{type(adapter).__name__}.{refused.function}() refuses what every drafter has to do: "
+            f"{refused}",
+            CONTRACT.get(refused.function) or OPTIONAL[refused.function],
+        ) from refused
+
+
+def _probe(bench: Bench, rule: Convention | Rule | None) -> Influence:
     spec = bench.drafter.spec
     if rule is None:
         rule = Rule.serving(spec)
     elif isinstance(rule, Convention):
         rule = Rule.of(rule)
+    elif not isinstance(rule, Rule):
+        raise BadInput(f"a rule as {type(rule).__name__}", "a Convention, a Rule, or None")
     ours = (spec.block_size, spec.first_slot, spec.n_proposed)
     theirs = (rule.block_size, rule.first_slot, rule.n_proposed)
     if ours != theirs:
         raise BadInput(
             f"a rule with block_size, first slot and proposals {theirs}", f"the adapter's {ours}"
         )
+    noise = bench.repeated  # of the very first proposals, before other calls leave a trace
     trials = Trials(bench, rule)
     parts = (trials.alone, trials.reach, trials.together, trials.taps)
     findings = [one for part in parts for one in part()]
-    checks = list(run_checks(bench))
+    agreement = trials.gradients.agreement(trials.cells)
+    checks = [*run_checks(bench), agreement]
     findings += [
         Finding(one.cause, one.reason) for one in checks if one.cause and one.status == "differs"
     ]
     findings += [Finding(*one) for one in rule.not_servable()]
-    checks.append(trials.gradients.agreement(trials.cells))
+    untested = trials.untested | _untested(checks)
+    unsteady = [one for one in checks if one.check == "deterministic" and one.status == "differs"]
+    if unsteady:
+        why = f"not deterministic: {unsteady[0].reason}"
+        checks = [
+            one
+            if one in unsteady
+            else replace(one, status="not testable", reason=why, number=None, tolerance=None)
+            for one in checks
+        ]
+        findings, untested = [], dict.fromkeys(CAUSES, why)
+        trials.notes.append("Influences are not told from what varies from call to call.")
     return Influence(
         cells=trials.cells,
-        causes=_causes(findings, trials.untested | _untested(checks)),
+        causes=_causes(findings, untested),
         checks=[one.to_json() for one in checks],
         facts={
             "adapter": bench.drafter.name,
@@ -191,7 +221,7 @@ def probe(
             "layer_ids": list(spec.layer_ids),
             "dtype": str(spec.dtype).removeprefix("torch."),
             "anchors": list(bench.anchors),
-            "repeated": bench.repeated,
+            "repeated": noise,
             "rounding": bench.rounding,
             **trials.facts,
         },

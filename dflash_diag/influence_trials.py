@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -53,7 +54,8 @@ class Trials:
             self.notes.append(f"Rows at the anchor and beyond are refused: {bench.refusal}.")
         for anchor in bench.anchors:
             rows = bench.rows(anchor)
-            before, slopes = bench.logits(anchor, rows=rows), self.gradients.of(anchor, rows)
+            before = bench.keep(partial(bench.logits, anchor, rows=rows))
+            slopes = self.gradients.of(anchor, rows)
             on_rows, on_slots = self._expected(torch.tensor([anchor]), rows)
             for first, last in _groups(anchor, rows):
                 x = bench.features.clone()
@@ -83,7 +85,7 @@ class Trials:
             yield 0, change(before, other)
             return
         state, block = bench.context(rows), drafter.block(token)
-        same = drafter.propose_block(state, block, anchor)
+        same = bench.keep(lambda: drafter.propose_block(bench.context(rows), block, anchor))
         if float(change(before, same).max()) > bench.rounding:
             self.notes.append("propose_block(block(id)) differs from propose(id).")
         for slot in range(self.rule.block_size):
@@ -216,7 +218,7 @@ class Trials:
         def draft(x: Tensor, ids: Tensor) -> Tensor:
             return bench.drafter.forward_train(x[:rows], at, anchors, ids)
 
-        before = draft(bench.features, ids)
+        before = bench.keep(lambda: draft(bench.features, ids))
         moved_by: list[Tensor] = []
         for j in range(len(places)):
             other = ids.clone()

@@ -1,7 +1,8 @@
 """Anybody's drafter behind five functions, so that it can be probed as it runs.
 
 An adapter is any object with the functions of `DraftAdapter`; nothing has to be inherited. A state
-is whatever the adapter likes: nobody looks into it but to see whether it was changed.
+is whatever the adapter likes: nobody looks into it but to see whether it was changed. A proposal
+depends on its arguments alone, not on earlier calls.
 
 ::
 
@@ -48,7 +49,7 @@ from dflash_diag.errors import BadInput
 
 
 class AdapterError(BadInput):
-    """An adapter breaks its contract: a wrong shape, no numbers, an impossible size."""
+    """An adapter breaks its contract: an exception, a wrong shape, no numbers, no possible size."""
 
 
 class Refused(ValueError):
@@ -56,6 +57,9 @@ class Refused(ValueError):
 
     Any ValueError and NotImplementedError says the same.
     """
+
+    function = ""
+    """Which function of the adapter refused."""
 
 
 REFUSED = (ValueError, NotImplementedError)
@@ -103,8 +107,18 @@ class DraftSpec:
         if not _whole(self.n_proposed, 1) or self.n_proposed > most:
             refuse("n_proposed", f"1 to {most}, the slots that predict in layout {self.layout!r}")
         ids = self.layer_ids
-        if not ids or not all(_whole(i, -1) for i in ids) or len(set(ids)) != len(ids):
-            refuse("layer_ids", "different layers, counted from 0; -1 is the embedding output")
+        if (
+            not isinstance(ids, tuple | list)
+            or not ids
+            or not all(_whole(i, -1) for i in ids)
+            or len(set(ids)) != len(ids)
+        ):
+            refuse(
+                "layer_ids",
+                "a tuple of different layers, counted from 0; -1 is the embedding output",
+            )
+        if not isinstance(self.last_layer_normed, bool):
+            refuse("last_layer_normed", "True or False")
         if self.mask_token_id is not None and not _whole(self.mask_token_id, 0):
             refuse("mask_token_id", "a token id, or None")
         if self.max_context is not None and not _whole(self.max_context, 1):
@@ -113,12 +127,18 @@ class DraftSpec:
             refuse("dtype", "a floating-point type of torch")
         mapped = self.vocabulary_map
         if mapped is not None and (
-            mapped.ndim != 1
-            or mapped.is_floating_point()
+            not isinstance(mapped, Tensor)
+            or mapped.ndim != 1
+            or mapped.dtype not in (torch.int32, torch.int64)
+            or len(mapped) == 0
             or bool((mapped < 0).any())
             or len(mapped.unique()) != len(mapped)
         ):
-            refuse("vocabulary_map", "a different target id for every draft id")
+            refuse("vocabulary_map", "a tensor with a different target id for every draft id")
+        try:
+            torch.empty(0, device=self.device)
+        except (TypeError, RuntimeError, AssertionError):
+            refuse("device", "a device that torch has here")
 
     @property
     def first_slot(self) -> int:

@@ -6,8 +6,9 @@ Symbols: T rows, K tapped layers, H hidden size, D proposed tokens, V vocabulary
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +61,8 @@ class Bench:
     """[T]."""
     anchors: tuple[int, ...]
     seed: int
+    kept: list[tuple[Callable[[], Tensor], Tensor]] = field(default_factory=list)
+    """Calls that others are compared with, and their answers."""
 
     @classmethod
     def of(
@@ -79,21 +82,27 @@ class Bench:
         """
         drafter = Checked(adapter)
         spec = drafter.spec
+        features, tokens = _tensor("features", features), _tensor("tokens", tokens)
         if features.ndim != 3 or features.shape[1] != len(spec.layer_ids):
             raise BadInput(
                 f"features {[*features.shape]}",
                 f"[T, K, H] with the K = {len(spec.layer_ids)} layers {[*spec.layer_ids]}",
             )
-        if not bool(features.isfinite().all()):
-            raise BadInput("features that are not finite", "finite states")
+        if not features.is_floating_point() or not bool(features.isfinite().all()):
+            raise BadInput("features that are not finite or not floating-point", "finite states")
         if tokens.shape != (len(features),):
             raise BadInput(f"tokens {[*tokens.shape]}", f"[{len(features)}], one for each state")
+        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise BadInput(f"tokens of {tokens.dtype}", "token ids, whole numbers")
         if int(tokens.min()) < 0 or int(tokens.max()) >= drafter.vocabulary:
             raise BadInput(
                 f"tokens {int(tokens.min())} to {int(tokens.max())}",
                 f"ids below {drafter.vocabulary}",
             )
-        places = tuple(sorted({int(a) for a in anchors}))
+        try:
+            places = tuple(sorted({operator.index(a) for a in anchors}))
+        except TypeError:
+            raise BadInput(f"anchors {anchors!r}", "a list of positions, whole numbers") from None
         if not places or places[0] < 2 or places[-1] >= len(tokens):
             raise BadInput(
                 f"anchors {[*places]}", f"positions from 2 to {len(tokens) - 1}, the last token"
@@ -190,15 +199,30 @@ class Bench:
     def _ahead_of(self, anchor: int) -> int:
         return min(len(self.tokens), anchor + self.drafter.spec.block_size)
 
+    def keep(self, call: Callable[[], Tensor]) -> Tensor:
+        """The answer of a call, which is made again at the end (`drift`)."""
+        answer = call()
+        self.kept.append((call, answer))
+        return answer
+
     # --- noise ----------------------------------------------------------------------------------
 
     @cached_property
     def repeated(self) -> float:
-        """Largest relative change of a slot when the same call is made again."""
-        anchor = self.anchors[-1]
-        first = self.logits(anchor)
-        again = [self.logits(anchor, self.features.clone()) for _ in range(DRAWS)]
-        return max(float(change(first, one).max()) for one in again)
+        """Largest relative change of a slot when the same call is made again, and after others."""
+        anchor, early = self.anchors[-1], self.anchors[0]
+        first = self.keep(lambda: self.logits(anchor))
+        moved = []
+        for others in range(DRAWS):
+            # One more each time: what alternates from call to call is not always met alike.
+            for _ in range(others):
+                self.logits(early, self.others, token=self.other_token(self.token(early)))
+            moved.append(float(change(first, self.logits(anchor)).max()))
+        return max(moved)
+
+    def drift(self) -> float:
+        """Largest relative change of a slot when the calls that were kept are made again."""
+        return max(float(change(answer, call()).max()) for call, answer in self.kept)
 
     @property
     def still(self) -> float:
@@ -227,3 +251,10 @@ class Bench:
             after = self.logits(anchor, moved.to(self.features.dtype))
             largest = max(largest, float(change(first, after).max()))
         return largest
+
+
+def _tensor(name: str, given: Any) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise BadInput(f"{name} as {type(given).__name__}", "a tensor") from None

@@ -1,4 +1,8 @@
-"""An adapter whose answers are checked: what breaks the contract is named, never passed on."""
+"""An adapter whose answers are checked: what breaks the contract is named, never passed on.
+
+Every call of an adapter goes through `Checked`. It is given tensors of its own, so that it may
+change them, and what it returns is copied, so that it may use its buffers again.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dflash_diag.adapters import AdapterError, DraftAdapter, DraftSpec, TargetBits
+from dflash_diag.adapters import (
+    REFUSED,
+    AdapterError,
+    DraftAdapter,
+    DraftSpec,
+    Refused,
+    TargetBits,
+)
+from dflash_diag.errors import DiagError
 
+CONTRACT = {
+    "spec": "spec() to return a DraftSpec",
+    "context": "context(features, positions, state=None) to return a state, or `state` with rows",
+    "propose": "propose(state, anchor_id, anchor_pos) to return logits",
+    "truncate": "truncate(state, length) to return the state with its first rows",
+    "target_bits": "target_bits() to return (embedding, head)",
+}
+"""What every adapter has, and how it is called."""
+OPTIONAL = {
+    "block": "block(anchor_id) to return the embeddings of the slots",
+    "propose_block": "propose_block(state, block, anchor_pos) to return logits",
+    "forward_train": "forward_train(features, positions, anchors, anchor_ids) to return logits",
+}
 DEEPEST = 8
 """Levels of a state that are looked into."""
 
@@ -20,15 +45,25 @@ class Checked:
     Raises
     ------
     AdapterError
-        ``spec`` or ``target_bits`` returns what cannot be, or they do not fit together.
+        A function is missing, ``spec`` or ``target_bits`` returns what cannot be, or they do not
+        fit together. Any function raises it where the adapter's own raises an exception or
+        returns what cannot be, and `Refused` where the adapter refuses.
     """
 
     def __init__(self, adapter: DraftAdapter) -> None:
         self.adapter, self.name = adapter, type(adapter).__name__
-        self.spec = adapter.spec()
+        if isinstance(adapter, type):
+            raise AdapterError(f"the class {adapter.__name__}", "an adapter made of it")
+        missing = [name for name in CONTRACT if not self.has(name)]
+        if missing:
+            raise AdapterError(
+                f"{self.name} has no function {', '.join(missing)}",
+                f"an adapter with {', '.join(CONTRACT)}",
+            )
+        self.spec = self._call("spec")
         if not isinstance(self.spec, DraftSpec):
             raise AdapterError(f"{self.name}.spec() returns {_shown(self.spec)}", "a DraftSpec")
-        self.bits = self._bits(adapter.target_bits())
+        self.bits = self._bits(self._call("target_bits"))
         self.vocabulary = len(self.bits.head)
         """V."""
         ids = [] if self.spec.mask_token_id is None else [self.spec.mask_token_id]
@@ -39,6 +74,31 @@ class Checked:
                 f"{self.name}.spec() names token {max(ids)}",
                 f"ids below {self.vocabulary}, the rows of the head",
             )
+
+    def _call(self, function: str, *given: Any) -> Any:
+        """What a function of the adapter returns."""
+        try:
+            return getattr(self.adapter, function)(*given)
+        except DiagError:
+            raise
+        except REFUSED as error:
+            refused = Refused(_said(error))
+            refused.function = function
+            raise refused from error
+        except Exception as error:
+            raise AdapterError(
+                f"{self.name}.{function}() raises {type(error).__name__}: {_said(error)}",
+                (CONTRACT | OPTIONAL)[function],
+            ) from error
+
+    def _state(self, function: str, *given: Any) -> Any:
+        found = self._call(function, *given)
+        if found is None:
+            raise AdapterError(
+                f"{self.name}.{function}() returns None",
+                f"{CONTRACT[function]}, also where that is changed in place",
+            )
+        return found
 
     def _bits(self, found: Any) -> TargetBits:
         what = f"{self.name}.target_bits()"
@@ -56,36 +116,34 @@ class Checked:
         return all(callable(getattr(self.adapter, name, None)) for name in functions)
 
     def context(self, features: Tensor, positions: Tensor, state: Any = None) -> Any:
-        if state is None:
-            return self.adapter.context(features, positions)
-        return self.adapter.context(features, positions, state)
+        given = features.clone(), positions.clone()
+        return self._state("context", *given, *([] if state is None else [state]))
 
     def truncate(self, state: Any, length: int) -> Any:
-        return self.adapter.truncate(state, length)
+        return self._state("truncate", state, length)
 
     def propose(self, state: Any, anchor_id: int, anchor_pos: int) -> Tensor:
-        found = self.adapter.propose(state, anchor_id, anchor_pos)
+        found = self._call("propose", state, anchor_id, anchor_pos)
         return self._logits("propose", found, ())
 
     def block(self, anchor_id: int) -> Tensor:
-        found = self.adapter.block(anchor_id)  # type: ignore[attr-defined] # has() says so
+        found = self._call("block", anchor_id)
         expected = (self.spec.block_size, self.bits.embedding.shape[1])
         if not isinstance(found, Tensor) or tuple(found.shape) != expected:
             raise AdapterError(f"{self.name}.block() returns {_shown(found)}", f"{[*expected]}")
-        return found.detach()
+        if not found.is_floating_point() or not bool(found.isfinite().all()):
+            raise AdapterError(f"{self.name}.block() returns no finite numbers", "embeddings")
+        return found.detach().clone()
 
     def propose_block(self, state: Any, block: Tensor, anchor_pos: int) -> Tensor:
-        found = self.adapter.propose_block(  # type: ignore[attr-defined] # has() says so
-            state, block, anchor_pos
-        )
+        found = self._call("propose_block", state, block.clone(), anchor_pos)
         return self._logits("propose_block", found, ())
 
     def forward_train(
         self, features: Tensor, positions: Tensor, anchors: Tensor, anchor_ids: Tensor
     ) -> Tensor:
-        found = self.adapter.forward_train(  # type: ignore[attr-defined] # has() says so
-            features, positions, anchors, anchor_ids
-        )
+        given = (one.clone() for one in (features, positions, anchors, anchor_ids))
+        found = self._call("forward_train", *given)
         return self._logits("forward_train", found, (len(anchors),))
 
     def _logits(self, function: str, found: Any, before: tuple[int, ...]) -> Tensor:
@@ -115,7 +173,7 @@ class Checked:
                     f"{what} rates tokens that its vocabulary_map does not name",
                     "-inf there, in the target's vocabulary",
                 )
-        return found.float()
+        return found.to(torch.float32, copy=True)
 
 
 def snapshot(state: Any) -> dict[str, Any]:
@@ -153,6 +211,11 @@ def _values(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif hasattr(value, "__dict__"):
         for key, one in vars(value).items():
             yield from _values(one, f"{path}.{key}", depth + 1)
+
+
+def _said(error: Exception) -> str:
+    """The first line of what an exception says."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _shown(value: Any) -> str:

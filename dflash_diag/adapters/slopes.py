@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_diag.adapters import AdapterError, Refused
 from dflash_diag.adapters.bench import Bench, repeated
 from dflash_diag.adapters.checks import Check
 
@@ -51,7 +52,7 @@ class Gradients:
         anchor = self.bench.anchors[0]
         try:
             found = self._graph(anchor, anchor, self.bench.features)
-        except RuntimeError as error:
+        except (RuntimeError, AdapterError, Refused) as error:
             return str(error).splitlines()[0]
         return None if found is not None else "the logits carry no graph"
 

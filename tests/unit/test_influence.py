@@ -416,9 +416,66 @@ class Restarting(Builtin):
 class Noisy(Builtin):
     """Every call rounds as it likes."""
 
+    size = 1e-6
+
     def propose(self, state, anchor_id, anchor_pos):
+        return self.noisy(super().propose(state, anchor_id, anchor_pos))
+
+    def propose_block(self, state, block, anchor_pos):
+        return self.noisy(super().propose_block(state, block, anchor_pos))
+
+    def forward_train(self, *given):
+        return self.noisy(super().forward_train(*given))
+
+    def noisy(self, logits):
+        return logits + self.size * logits.std() * torch.randn_like(logits)
+
+
+class Random(Noisy):
+    size = 10.0
+
+
+class Counting(Builtin):
+    """What it proposes depends on how often it was asked."""
+
+    calls = 0
+
+    def propose(self, state, anchor_id, anchor_pos):
+        self.calls += 1
+        return super().propose(state, anchor_id, anchor_pos) * (1 + self.step() * HEAD[:, 0])
+
+    def step(self):
+        return 0.01 * self.calls
+
+
+class Creeping(Counting):
+    """Less at first than half the digits, but more and more."""
+
+    def step(self):
+        return 1e-6 * self.calls
+
+
+class Alternating(Counting):
+    def step(self):
+        return 0.1 * (self.calls % 2)
+
+
+class Remembering(Builtin):
+    """The state of the call before has a part in the next."""
+
+    last = None
+
+    def propose(self, state, anchor_id, anchor_pos):
+        last, self.last = self.last, state.features[0].detach()
         logits = super().propose(state, anchor_id, anchor_pos)
-        return logits + 0.1 * torch.randn_like(logits)
+        return logits if last is None else logits + HEAD @ last
+
+
+class Dropping(Builtin):
+    """A training pass with its dropout on."""
+
+    def forward_train(self, *given):
+        return torch.nn.functional.dropout(super().forward_train(*given), 0.1)
 
 
 STATES = {
@@ -463,9 +520,26 @@ def test_a_state_that_is_changed_without_consequences_is_named_too():
 def test_answers_that_vary_are_noise_and_hide_what_is_smaller():
     torch.manual_seed(0)
     found = tried(adapter(kind=Noisy))
-    assert found.facts["repeated"] > 0
-    assert not causes(found) & {"mask.anchor_included", "mask.future_included"}
-    assert status(found, "repeatable") == "ok"
+    assert 0 < found.facts["repeated"] < 1e-4
+    assert not causes(found)
+    assert status(found, "deterministic") == status(found, "repeatable") == "ok"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Random, Counting, Creeping, Alternating, Remembering, Dropping],
+    ids=lambda kind: kind.__name__,
+)
+def test_nothing_else_is_said_of_a_drafter_that_is_not_deterministic(kind):
+    torch.manual_seed(0)
+    # Under a rule of its own that nobody can serve, and with a mask that it does not have.
+    found = tried(adapter(kind=kind), reading(context_bound="inclusive"))
+    assert [one["check"] for one in found.differing] == ["deterministic"]
+    others = [one for one in found.checks if one["check"] != "deterministic"]
+    for one in (*others, *found.causes):
+        assert one["status"] in ("not testable", "not_tested")
+        assert "not deterministic" in one.get("reason", one.get("evidence"))
+    assert any("not told" in note for note in found.notes)
 
 
 def test_what_an_adapter_cannot_do_is_not_testable():
@@ -553,6 +627,83 @@ def test_answers_that_break_the_contract_are_errors(change_, said):
         tried(broken(change_))
 
 
+def raises(error):
+    def function(self, *given, **named):
+        raise error
+
+    return function
+
+
+def without_state(self, features, positions):
+    return Builtin.context(self, features, positions)
+
+
+FUNCTIONS = {
+    "spec": r"spec\(\) to return",
+    "context": r"context\(features, positions, state=None\)",
+    "propose": r"propose\(state, anchor_id, anchor_pos\) to return logits",
+    "truncate": r"truncate\(state, length\)",
+    "target_bits": r"target_bits\(\)",
+    "block": r"block\(anchor_id\)",
+    "propose_block": r"propose_block\(state",
+    "forward_train": r"forward_train\(features",
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "put", "said"),
+    [
+        *(
+            (name, raises(RuntimeError("first\nsecond")), rf"{name}\(\) raises .*: first; .*{how}")
+            for name, how in FUNCTIONS.items()
+        ),
+        ("propose", raises(KeyError("k")), r"propose\(\) raises KeyError: 'k'"),
+        ("propose", raises(ValueError("no")), r"propose\(\) refuses what every drafter .*: no"),
+        ("block", raises(NotImplementedError), r"block\(\) refuses .*: NotImplementedError"),
+        ("context", lambda *given: None, r"context\(\) returns None"),
+        ("truncate", lambda *given: None, r"truncate\(\) returns None; .* changed in place"),
+        ("context", without_state, r"context\(\) raises TypeError: .*state=None"),
+        ("block", lambda *given: EMBEDDING[:5] / 0, "no finite numbers"),
+        ("forward_train", lambda *given: None, r"forward_train\(\) returns NoneType"),
+        ("spec", lambda self: DraftSpec(), r"spec\(\) raises TypeError: .*block_size"),
+        ("truncate", None, "has no function truncate"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_breaks_off_is_an_error_of_one_line(function, put, said):
+    with pytest.raises(AdapterError, match=said) as caught:
+        tried(adapter(kind=type("Broken", (Builtin,), {function: put})))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_adapter_is_an_error():
+    with pytest.raises(AdapterError, match="the class Builtin; expected an adapter made of it"):
+        tried(Builtin)
+    with pytest.raises(AdapterError, match="object has no function spec, context"):
+        tried(object())
+
+
+def test_an_adapter_may_change_what_it_is_given_and_use_its_buffers_again():
+    class Reusing(Builtin):
+        room = torch.zeros(4, VOCABULARY)
+
+        def context(self, features, positions, state=None):
+            made = super().context(features, positions, state)
+            with torch.no_grad():
+                features.zero_()
+                positions.zero_()
+            return made
+
+        def propose(self, state, anchor_id, anchor_pos):
+            return self.room.copy_(super().propose(state, anchor_id, anchor_pos).detach())
+
+        propose_block = forward_train = None
+
+    how = reading(context_bound="inclusive")
+    assert causes(tried(adapter(how, Reusing))) == {"mask.anchor_included"}
+    assert torch.equal(FEATURES, random(N, 3, 32, seed=1))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -563,11 +714,17 @@ def test_answers_that_break_the_contract_are_errors(change_, said):
         ({"layer_ids": ()}, "layer_ids"),
         ({"layer_ids": (1, 1)}, "different layers"),
         ({"layer_ids": (-2, 1)}, "-1 is the embedding output"),
+        ({"layer_ids": 5}, "layer_ids=5; expected a tuple"),
+        ({"layer_ids": "12"}, "layer_ids='12'"),
+        ({"last_layer_normed": None}, "True or False"),
+        ({"device": "nowhere"}, "a device that torch has here"),
+        ({"vocabulary_map": [1, 2]}, "a tensor with"),
+        ({"vocabulary_map": torch.tensor([], dtype=torch.int64)}, "a tensor with"),
         ({"mask_token_id": -1}, "mask_token_id=-1"),
         ({"layout": "shifted"}, "'same' or 'next'"),
         ({"max_context": 0}, "max_context=0"),
         ({"dtype": torch.int64}, "a floating-point type"),
-        ({"vocabulary_map": torch.tensor([3, 3])}, "a different target id"),
+        ({"vocabulary_map": torch.tensor([3, 3])}, "different target id"),
     ],
     ids=str,
 )
@@ -637,18 +794,29 @@ def test_the_built_in_drafter_brings_what_it_has_of_its_own():
     [
         ({"features": FEATURES[:, :2]}, r"the K = 3 layers \[-1, 1, 2\]"),
         ({"features": FEATURES / 0}, "not finite"),
+        ({"features": FEATURES.long()}, "not floating-point"),
         ({"tokens": TOKENS[:-1]}, "one for each state"),
+        ({"tokens": ["a"] * N}, "tokens as list; expected a tensor"),
+        ({"tokens": TOKENS.float()}, "token ids, whole numbers"),
+        ({"anchors": 12}, "a list of positions"),
+        ({"rule": "strict"}, "a rule as str; expected a Convention, a Rule, or None"),
         ({"tokens": TOKENS + VOCABULARY}, "ids below 60"),
         ({"anchors": ()}, "positions from 2 to 33"),
         ({"anchors": (1,)}, "positions from 2"),
         ({"anchors": (N,)}, "positions from 2"),
     ],
-    ids=["taps", "nan", "tokens", "ids", "none", "early", "late"],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_inputs_that_do_not_fit_are_errors(given, said):
     usual = {"features": FEATURES, "tokens": TOKENS, "anchors": ANCHORS}
     with pytest.raises(BadInput, match=said):
         probe(adapter(), **usual | given)
+
+
+def test_lists_are_as_good_as_tensors():
+    given = FEATURES.numpy(), TOKENS.tolist(), torch.tensor(ANCHORS)
+    ours, plain = probe(adapter(), *given), probe(adapter(), FEATURES, TOKENS, ANCHORS)
+    assert ours.to_json() == plain.to_json()
 
 
 @pytest.mark.parametrize("bits", [None, (EMBEDDING,), (EMBEDDING, HEAD[0]), (EMBEDDING, HEAD / 0)])
