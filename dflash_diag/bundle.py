@@ -289,7 +289,8 @@ class Capture:
                 do="give the target's folder with --target",
             )
         path, key = self.shared_tensors[name]
-        with self._open(path) as file:
+        # Kept for later uses, gradients among them, whatever mode it is first asked for in.
+        with self._open(path) as file, torch.inference_mode(mode=False):
             return file.get_tensor(key)
 
     def _open(self, path: Path) -> Any:

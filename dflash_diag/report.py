@@ -35,7 +35,7 @@ NOTEBOOKS = {
     "02_acceptance": "Acceptance",
     "03_hidden_state_divergence": "Hidden states",
     "04_position_alignment": "Convention",
-    "05_attention_mask": "Attention mask",
+    "05_attention_mask": "Mask",
 }
 """Notebooks of the report in order, and what their pages are called."""
 KEY_FIGURES = (

@@ -59,6 +59,14 @@ def draw_causes(result: Result, ax: Axes) -> None:
     set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
 
 
+def draw_causes_in_short(result: Result, ax: Axes) -> None:
+    """The causes whose gain was measured on every anchor."""
+    rows = result.frame.dropna(subset=["delta"])
+    looks = [STATUS[status] for status in rows["status"]]
+    _forest(ax, rows, looks, rows["status"] == "found", rows["status"])
+    set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
+
+
 def _forest(
     ax: Axes, rows: pd.DataFrame, looks: Sequence[Look], filled: pd.Series, words: pd.Series
 ) -> None:
@@ -183,6 +191,15 @@ PLOTS = {
             "where there was nothing to try. Intervals are paired by prompt."
         ),
         height=lambda result: 0.9 + 0.22 * len(result.frame),
+        brief=Plot(
+            panels=(draw_causes_in_short,),
+            shows="Dots with intervals",
+            caption=(
+                "What reading the weights in another way gains, for the causes that came near. "
+                "The convention page has all of them."
+            ),
+            height=lambda result: 0.9 + 0.24 * max(1, int(result.frame["delta"].notna().sum())),
+        ),
     ),
     "alignment.readings": Plot(
         panels=(draw_readings,),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_diag.bundle import Capture
 from dflash_diag.capture import make_capture
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
@@ -124,6 +125,13 @@ def test_slices_and_anchor_batches_change_nothing(capture, monkeypatch):
     np.testing.assert_array_equal(whole.proposed, sliced.proposed)
     np.testing.assert_array_equal(whole.rank, sliced.rank)
     np.testing.assert_allclose(whole.label_logprob, sliced.label_logprob, atol=1e-5)
+
+
+def test_scoring_leaves_tensors_that_gradients_may_use(capture):
+    fresh = Capture.load(capture.path)
+    score(fresh, make_drafter(), silent=True)
+    assert not fresh.embedding.is_inference()
+    assert not fresh.head.is_inference()
 
 
 def test_saved_scores_are_the_same(capture, tmp_path):
