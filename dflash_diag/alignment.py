@@ -11,7 +11,7 @@ as the declared one, each slot against the label that the reading itself assigns
    accuracy by prompt over uniform anchors, with sign-flip tests and Holm's correction over *all*
    readings tried; how much better is walked tau, paired by prompt.
 3. The best one is applied and the rest are tried again on top of it. What gained before and gains
-   no more was an alias of it; what gains now is a second cause.
+   no more was an alias of it; what now gains `NO_GAIN` at least is a second cause.
 4. What zeros in place of the target's states do is tried like a reading: weights that never learned
    to read the context may do better without it.
 5. Where nothing gains, pairs of fields that stacks get wrong together are tried.
@@ -128,18 +128,19 @@ class Round:
 
     @property
     def best(self) -> Tried | None:
-        """The found reading with the largest gain in tau.
+        """The found reading with the largest gain in tau; on top of others, if it is `NO_GAIN`.
 
         Of several of its cause that gain as much, to within `NO_GAIN`, the first: a norm once
         rather than twice.
         """
-        found = [one for one in self.tried if one.found]
+        least = NO_GAIN if self.settings or self.states != "own" else -np.inf
+        found = [one for one in self.tried if one.found and (one.delta.value or 0) >= least]
         if not found:
             return None
         top = max(found, key=lambda one: (one.delta.value or 0, one.gain.value or 0))
-        least = (top.delta.value or 0) - NO_GAIN
+        close = (top.delta.value or 0) - NO_GAIN
         same = [one for one in found if one.alternative.cause == top.alternative.cause]
-        return next(one for one in same if (one.delta.value or 0) >= least)
+        return next(one for one in same if (one.delta.value or 0) >= close)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -100,10 +100,13 @@ def row(capture, name: str, settings: tuple[str, ...]) -> None:
     found = align(Sweep(capture, drafter), around, seed=0, draws=20_000)
     entries = [e for e in findings(found) if e["status"] == "found"]
     own = entries[0]["tau_own_reading"]["value"] if entries else None
-    words = "; ".join(f"{e['cause']} ({', '.join(e['settings'])})" for e in entries) or "nothing"
+    words = "; ".join(
+        f"{e['cause']} ({', '.join(e['settings']) or 'context of zeros'})" for e in entries
+    )
+    seconds = time.perf_counter() - start
     sys.stdout.write(
         f"{name:<24}{', '.join(settings) or 'its files':<24}{found.rounds[0].tau.value:>6.2f}"
-        f"{'' if own is None else f'{own:.2f}':>7}{time.perf_counter() - start:>7.1f}  {words}\n"
+        f"{'' if own is None else f'{own:.2f}':>7}{seconds:>7.1f}  {words or 'nothing'}\n"
     )
     sys.stdout.flush()
 

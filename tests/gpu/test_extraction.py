@@ -121,7 +121,7 @@ def sizes(folder):
 def compare(whole, split):
     from dflash_diag.decoding import greedy, teacher_forced
 
-    tokens = ids()
+    tokens = [i % whole.facts()["vocab_size"] for i in ids()]
     ours, theirs = (teacher_forced(t, tokens, range(-1, LAYERS)) for t in (whole, split))
     for layer in range(-1, LAYERS):
         assert torch.equal(ours.states[layer], theirs.states[layer])
@@ -140,10 +140,11 @@ def test_layers_in_host_memory_run_on_the_gpu(folder):
     compare(whole, split)
 
 
-def test_two_gpus(folder):
+def test_two_gpus(tmp_path):
+    """Spread evenly, as without limits; with a small vocabulary, or one table outweighs the rest."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    total, layer = sizes(folder)
-    whole, split = spread(folder, {0: total - 3 * layer, 1: total, "cpu": 0})
+    make_model(vocab_size=4096).to(torch.bfloat16).save_pretrained(tmp_path)
+    whole, split = spread(tmp_path, None)
     assert set(split.model.hf_device_map.values()) == {0, 1}
     compare(whole, split)
