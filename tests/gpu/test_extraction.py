@@ -141,7 +141,7 @@ def test_layers_in_host_memory_run_on_the_gpu(folder):
 
 
 def test_two_gpus(tmp_path):
-    """Spread evenly, as without limits; with a small vocabulary, or one table outweighs the rest."""
+    """Spread evenly; the vocabulary is small, or one table would outweigh the rest."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     make_model(vocab_size=4096).to(torch.bfloat16).save_pretrained(tmp_path)
