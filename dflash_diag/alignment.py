@@ -264,6 +264,12 @@ class Aligner:
             best, current = tries[at], hits[at]
         return best
 
+    def alone(self, base: Round, one: Alternative) -> Tried:
+        """One reading on every anchor against a base, whatever a screen said of it."""
+        hits = self.sweep.hits(base.base.override(one.settings), states=one.states or base.states)
+        (found,) = self._compared({one: hits}, base.hits, tested=True)
+        return found
+
     def without_context(self, base: Round) -> Tried:
         """What another prompt's states in the context's place do to a base."""
         other = Alternative(CONTEXT, (), "other")
@@ -296,6 +302,8 @@ class Alignment:
     """The declared reading's round first, then each on top of the best reading so far."""
     applied: list[Alternative]
     """The reading that each round but the first stands on."""
+    alone: list[Tried]
+    """The same readings, each by itself against the declared one."""
     pairs: Round | None
     """Readings that change two fields, where no single one was better."""
     shuffled: Tried | None
@@ -386,6 +394,7 @@ def align(
     return Alignment(
         rounds=rounds,
         applied=applied,
+        alone=[aligner.alone(rounds[0], one) for one in applied],
         pairs=pairs,
         shuffled=aligner.without_context(rounds[-1]) if asks_context else None,
         untested=[one for one in untested if wanted is None or one.cause in wanted],

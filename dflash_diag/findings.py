@@ -63,7 +63,7 @@ def findings(found: Alignment) -> list[dict[str, Any]]:
     """One entry a cause, worst first: found ones by delta, then the undecided, then the rest."""
     if found.applied and (found.rounds[-1].tau.value or 0) < HOPELESS:
         # What a broken drafter gains under another reading says nothing about its training.
-        found = replace(found, rounds=found.rounds[:1], applied=[])
+        found = replace(found, rounds=found.rounds[:1], applied=[], alone=[])
     rows = [_named(found, at) for at in range(len(found.applied))]
     named = {row["cause"] for row in rows}
     if CONTEXT not in named and (row := _ignored(found)) is not None:
@@ -136,9 +136,7 @@ def _named(found: Alignment, at: int) -> dict[str, Any]:
     )
     if at:
         text += f" Seen on top of {', '.join(before.settings)}."
-        alone = _find(found.rounds[0], one)
-        if alone is not None and alone.hits.complete:
-            tau, delta = alone.tau, alone.delta
+        tau, delta = found.alone[at].tau, found.alone[at].delta
     if aliases:
         text += f" On top of it these gain no more: {', '.join(a for a in aliases)}."
     return _entry(
