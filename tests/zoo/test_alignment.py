@@ -199,7 +199,7 @@ def test_a_random_head_of_its_own_is_damage(hybrid_capture, tmp_path):
 @pytest.mark.parametrize("name", ["healthy", "reference"])
 @pytest.mark.parametrize("kind", ["coding", "general"])
 def test_sound_drafters_come_back_clean_on_either_kind_of_prompt(name, kind, wide):
-    names = [p.id for p in wide.prompts if p.id.startswith(kind)]
+    names = [p.id for p in wide.prompts if p.id.startswith(kind)][:24]
     assert len(names) >= 10
     found, entries = look(wide, DRAFTERS / name, prompts=names)
     assert found == []
