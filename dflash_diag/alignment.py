@@ -377,6 +377,8 @@ def align(
     applied: list[Alternative] = []
     while len(applied) < SECOND_LOOKS:
         last = rounds[-1]
+        if last.base.other_blocks != "hidden":
+            break  # labels are in sight there: what else gains a little says nothing
         best = last.best or (pairs.best if pairs and not applied else None)
         if best is None:
             break

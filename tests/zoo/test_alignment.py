@@ -24,6 +24,7 @@ from dflash_diag.sweeps import Sweep
 
 DRAFTERS = data_dir() / "zoo" / "hybrid" / "drafters"
 MASKS = ("mask.anchor_included", "mask.cross_block_leak", "mask.block_causality", "mask.window")
+LEAK = (*MASKS, "norm.missing_or_doubled")
 ROPE = ("rope.theta", "rope.rotary_width", "rope.interleaving")
 POSITION = ("position.block_offset", "rope.interleaving")
 LAYERS = ("layers.offset", "layers.order", "layers.missing_or_default")
@@ -144,7 +145,7 @@ def test_the_anchor_in_the_context_is_named_among_all_causes(hybrid_capture):
 @pytest.mark.parametrize(
     ("name", "cause", "kind", "recoverable", "causes"),
     [
-        ("cross_block_leak", "mask.cross_block_leak", "training_fault", False, MASKS),
+        ("cross_block_leak", "mask.cross_block_leak", "training_fault", False, LEAK),
         ("label_shift", "label.shift", "ambiguous", None, PLACES),
         ("ignored_context", "hidden.ignored_by_drafter", "training_fault", False, PLACES),
     ],
