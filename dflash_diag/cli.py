@@ -118,6 +118,36 @@ ServedOutput = Annotated[
         panel=INPUTS,
     ),
 ]
+Claims = Annotated[
+    list[str],
+    _option(
+        "A number that a dashboard or a colleague gave, e.g. --claim dds8=3.58. Repeatable.",
+        "--claim",
+        metavar="NAME=VALUE",
+        panel=INPUTS,
+    ),
+]
+TrainingLog = Annotated[
+    str,
+    _option(
+        "Log of the training: CSV, JSONL, a TensorBoard folder or a Weights & Biases export.",
+        metavar="FILE",
+        panel=INPUTS,
+    ),
+]
+TrainingSequences = Annotated[
+    str,
+    _option(
+        "Texts of the training, to measure it again: a folder or a .safetensors with tokens and "
+        "prefix or loss_mask, or JSONL.",
+        metavar="PATH",
+        panel=INPUTS,
+    ),
+]
+Step = Annotated[
+    str,
+    _option("One training step to audit, as a function.", metavar="FILE.py:FUNC", panel=INPUTS),
+]
 ServerUrl = Annotated[
     str,
     _option(
@@ -390,6 +420,10 @@ def report_verb(
     prompt: OnePrompt = "",
     overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
     served_output: ServedOutput = "",
+    claims: Claims = [],  # noqa: B006 - typer's way to repeat an option
+    training_log: TrainingLog = "",
+    training_sequences: TrainingSequences = "",
+    step: Step = "",
     server: ServerUrl = "",
     server_model: ServerModel = "",
     server_timeout: ServerTimeout = TIMEOUT_S,

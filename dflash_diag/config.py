@@ -15,6 +15,15 @@ from dflash_diag.example import EXAMPLE
 from dflash_diag.servers import TIMEOUT_S, bare_url
 from dflash_diag.stats import DRAWS
 
+PATHS = (
+    "drafter",
+    "reference",
+    "capture",
+    "served_output",
+    "training_log",
+    "training_sequences",
+)
+"""Fields that name a file or a folder."""
 _WORD = "(auto|fla|torch|chunked|recurrent|causal-conv1d|torch-conv)"
 """A word of ``--backend``; `dflash_diag.backends.Wish` reads them."""
 
@@ -41,6 +50,10 @@ class RunConfig(BaseModel):
     like: str = Field("", description="capture whose tokens a new one takes")
     overrides: tuple[str, ...] = Field((), description="field=value of the convention")
     served_output: str = Field("", description="a server's output to check")
+    claims: tuple[str, ...] = Field((), description="NAME=VALUE that a dashboard showed")
+    training_log: str = Field("", description="log of the training, whose numbers are claims")
+    training_sequences: str = Field("", description="texts that it trained on, to measure again")
+    step: str = Field("", description="FILE.py:FUNC, one training step to audit")
     server: str = Field("", repr=False, description="address of a server that continues prompts")
     server_model: str = Field("", description="name of the model there")
     server_timeout: float = Field(
@@ -78,7 +91,7 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"])) or "the configuration"
-            option = "--set" if name.startswith("overrides") else f"--{name.replace('_', '-')}"
+            option = _OPTIONS.get(name.split(".")[0], f"--{name.replace('_', '-')}")
             if first["type"] == "extra_forbidden":
                 raise BadInput(
                     f"unknown parameter {name}", f"one of {', '.join(cls.model_fields)}"
@@ -145,9 +158,15 @@ class RunConfig(BaseModel):
             )
         update: dict[str, Any] = {
             name: str(Path(getattr(filled, name)).expanduser().resolve())
-            for name in ("drafter", "reference", "capture", "served_output")
+            for name in PATHS
             if getattr(filled, name)
         }
+        if filled.step:
+            file, colon, function = filled.step.rpartition(":")
+            path = Path(file).expanduser()
+            if not (colon and function.isidentifier() and path.is_file()):
+                raise BadInput(f"--step {filled.step}", "FILE.py:FUNC, a function in a file")
+            update["step"] = f"{path.resolve()}:{function}"
         if Path(filled.target).expanduser().exists() and filled.target:
             update["target"] = str(Path(filled.target).expanduser().resolve())
         if filled.prompts and not self.is_example:
@@ -175,6 +194,8 @@ def _absolute(spec: str) -> str:
     return str(path.resolve()) if path.exists() else spec.strip()
 
 
+_OPTIONS = {"overrides": "--set", "claims": "--claim"}
+"""Options that are not called like their field."""
 _PATTERNS = {
     "device": "auto, cpu, cuda, cuda:N or split",
     "backend": "auto, fla or torch, with +chunked, +recurrent, +causal-conv1d or +torch-conv",
