@@ -6,7 +6,9 @@ Ids are a contract with whoever reads the JSON; entries are added, never renamed
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from dflash_diag.stats import Estimate
 
 Kind = Literal["reading_fault", "training_fault", "damage", "ambiguous", "explanation"]
 
@@ -27,9 +29,11 @@ class Cause:
     remedy: str
 
 
+Status = Literal["found", "excluded", "not_identifiable", "not_tested"]
+
+
 def _catalogue(*rows: tuple[str, Kind, bool | None, str, str]) -> dict[str, Cause]:
     return {row[0]: Cause(*row) for row in rows}
-
 
 _LEAK = "Retrain with the mask of the serving rule; no reading that a server can follow helps."
 _STRICT = (
@@ -338,3 +342,34 @@ CAUSES = _catalogue(
     ),
 )
 """Every cause by id, in the order in which people should look."""
+
+
+def entry(cause: str, status: Status, evidence: str, **fields: Any) -> dict[str, Any]:
+    """What is known of one cause, as ``doctor --json`` says it.
+
+    Parameters
+    ----------
+    fields
+        Fields that differ from the catalogue's, or from "unknown": ``kind``, ``recoverable``,
+        ``settings``, ``tau_own_reading``, ``delta``, ``aliases``, ``remedy``.
+
+    Raises
+    ------
+    KeyError
+        The catalogue has no such cause.
+    """
+    about = CAUSES[cause]
+    unknown = Estimate(None).to_json()
+    return {
+        "cause": cause,
+        "status": status,
+        "kind": about.kind,
+        "recoverable": about.recoverable,
+        "settings": [],
+        "tau_own_reading": unknown,
+        "delta": unknown,
+        "evidence": evidence,
+        "aliases": [],
+        "remedy": about.remedy if status == "found" else "",
+        **fields,
+    }

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dflash_diag.alignment import CONTEXT, LEVEL, NO_GAIN, Alignment, Round, Tried
-from dflash_diag.causes import CAUSES
+from dflash_diag.causes import CAUSES, entry
 from dflash_diag.conventions import Convention
 from dflash_diag.readings import Alternative
 from dflash_diag.stats import Estimate, prompts_needed, smallest_p
@@ -96,24 +96,6 @@ def servable(how: Convention) -> bool:
     return how.context_bound == "strict" and how.other_blocks == "hidden" and how.label_offset == 0
 
 
-def _entry(cause: str, status: str, evidence: str, **fields: Any) -> dict[str, Any]:
-    about = CAUSES[cause]
-    unknown = Estimate(None).to_json()
-    return {
-        "cause": cause,
-        "status": status,
-        "kind": about.kind,
-        "recoverable": about.recoverable,
-        "settings": [],
-        "tau_own_reading": unknown,
-        "delta": unknown,
-        "evidence": evidence,
-        "aliases": [],
-        "remedy": about.remedy if status == "found" else "",
-        **fields,
-    }
-
-
 def _named(found: Alignment, at: int) -> dict[str, Any]:
     """The cause that the round after ``at`` stands on."""
     one, before, after = found.applied[at], found.rounds[at], found.rounds[at + 1]
@@ -139,7 +121,7 @@ def _named(found: Alignment, at: int) -> dict[str, Any]:
         tau, delta = found.alone[at].tau, found.alone[at].delta
     if aliases:
         text += f" On top of it these gain no more: {', '.join(a for a in aliases)}."
-    return _entry(
+    return entry(
         one.cause,
         "found",
         text,
@@ -184,20 +166,20 @@ def _open(found: Alignment, cause: str) -> dict[str, Any]:
     tried = _of_cause(found, cause)
     if cause == CONTEXT:
         return (
-            _entry(cause, "excluded", _shuffled_words(found))
+            entry(cause, "excluded", _shuffled_words(found))
             if found.shuffled
-            else _entry(cause, "not_tested", "not asked for")
+            else entry(cause, "not_tested", "not asked for")
         )
     if cause == "checkpoint.wrong_target":
         text = f"Some reading is accepted {_best(found):.2f} tokens a round."
-        return _entry(cause, "excluded", text)
+        return entry(cause, "excluded", text)
     if not tried:
         reason = next((u.reason for u in found.untested if u.cause == cause), None)
-        return _entry(cause, "not_tested", reason or _NOTHING_TO_TRY.get(cause, "not asked for"))
+        return entry(cause, "not_tested", reason or _NOTHING_TO_TRY.get(cause, "not asked for"))
     if all(one.equal for one in tried):
         names = ", ".join(one.alternative.name for one in tried)
         text = f"{names}: the same proposals, so that these texts cannot tell."
-        return _entry(cause, "not_identifiable", text)
+        return entry(cause, "not_identifiable", text)
     undecided = [one for one in tried if not one.excluded and not one.equal]
     shown = max(
         undecided or [one for one in tried if not one.equal],
@@ -213,10 +195,10 @@ def _open(found: Alignment, cause: str) -> dict[str, Any]:
         text += (
             f"; but no reading is accepted more than {_best(found):.2f}, so this restores nothing"
         )
-        return _entry(cause, "not_identifiable", f"{text}.", **fields)
+        return entry(cause, "not_identifiable", f"{text}.", **fields)
     if not undecided:
-        return _entry(cause, "excluded", f"{text}.", **fields)
-    return _entry(cause, "not_identifiable", f"{text}; {_more(shown, found)}.", **fields)
+        return entry(cause, "excluded", f"{text}.", **fields)
+    return entry(cause, "not_identifiable", f"{text}; {_more(shown, found)}.", **fields)
 
 
 def _of_cause(found: Alignment, cause: str) -> list[Tried]:
@@ -252,7 +234,7 @@ def _ignored(found: Alignment) -> dict[str, Any] | None:
     own = float(np.mean([right.mean() for right in found.rounds[-1].hits.right]))
     if -one.gain.lo >= IGNORES * own:
         return None
-    return _entry(
+    return entry(
         CONTEXT,
         "found",
         _shuffled_words(found),
@@ -288,7 +270,7 @@ def _hopeless(found: Alignment) -> bool:
 
 def _wrong_target(found: Alignment) -> dict[str, Any]:
     declared = found.rounds[0].tau
-    return _entry(
+    return entry(
         "checkpoint.wrong_target",
         "found",
         f"No reading is accepted more than {_best(found):.2f} tokens a round (1 is the bonus): a "
