@@ -35,6 +35,7 @@ Status = Literal["found", "excluded", "not_identifiable", "not_tested"]
 def _catalogue(*rows: tuple[str, Kind, bool | None, str, str]) -> dict[str, Cause]:
     return {row[0]: Cause(*row) for row in rows}
 
+
 _LEAK = "Retrain with the mask of the serving rule; no reading that a server can follow helps."
 _STRICT = (
     "Retrain with a strict bound (context rows below the anchor): the state of the anchor does not "

@@ -1,4 +1,4 @@
-"""``python -m dflash_diag VERB``: capture, score, report.
+"""``python -m dflash_diag VERB``: capture, score, doctor, divergence, report.
 
 Every verb turns its options into one `RunConfig` and hands it on. Exit codes: 0 done; 1
 ``--fail-on`` met; 2 bad input, with one line on standard error; 3 interrupted, resumable.
@@ -394,6 +394,71 @@ def divergence(
             storage.write_json(json, found)
         typer.echo(text)
     return _code(run.having(refused, only=state_runs.RESULTS))
+
+
+@app.command(
+    name="doctor",
+    epilog="""
+Examples:
+
+  dflash-diag doctor
+
+  dflash-diag doctor --target ./target --drafter ./step_8000 --prompts mine.jsonl
+
+  dflash-diag doctor --capture captures/mine --drafter ./step_8000 --step trainer.py:step
+
+  dflash-diag doctor --capture captures/mine --drafter ./step_8000 --claim dds8=3.58 --json d.json
+""",
+)
+def doctor_verb(
+    target: Target = "",
+    drafter: Drafter = "",
+    reference: Reference = "",
+    prompts: Prompts = "",
+    max_new_tokens: NewTokens = 0,
+    capture: CaptureDir = "",
+    against: Against = "",
+    overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
+    served_output: ServedOutput = "",
+    claims: Claims = [],  # noqa: B006 - typer's way to repeat an option
+    training_log: TrainingLog = "",
+    training_sequences: TrainingSequences = "",
+    step: Step = "",
+    server: ServerUrl = "",
+    server_model: ServerModel = "",
+    server_timeout: ServerTimeout = TIMEOUT_S,
+    layers: Layers = "around",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    backend: Backend = "auto",
+    chat_template_kwargs: TemplateKwargs = "",
+    seed: Seed = 0,
+    fail_on: FailOn = "none",
+    json: Json = "",
+    out: Out = "",
+) -> int:
+    """Name what is wrong with a drafter, by how much each cause counts, and what to do.
+
+    With no options: the embedded example. What can fake everything else is checked first (lossless
+    decoding, the captured states), then the files, every other reading of the weights, and, where
+    they are given, other captures, a training step, and the numbers that a dashboard showed. A
+    cause is found, excluded, not identifiable (with what would settle it) or not tested (with the
+    reason). Unlike the verb score, it reports checkpoints that cannot be loaded as they are.
+    """
+    from dflash_diag import runs, storage, views
+
+    config, refused = _config(locals()), runs.fail_on(fail_on)
+    run = runs.Run.open(config, strict=False)
+    with run.alone():
+        found = run.doctor()
+        result = run.result("doctor.causes") if refused else None
+    if json == "-":
+        typer.echo(storage.to_json_text(found), nl=False)
+    else:
+        if json:
+            storage.write_json(json, found)
+        typer.echo(views.doctor_text(found))
+    return _code([result] if result is not None and result.verdict in refused else [])
 
 
 @app.command(

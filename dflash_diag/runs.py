@@ -235,6 +235,7 @@ class Run:
         self._metrics: dict[str, dict[str, Any]] = {}
         self._scores: dict[str, Scores] = {}
         self._alignment: Mapping[str, Any] = {}
+        self._doctor: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         names = " beside ".join(self.name(role) for role in self.roles)
@@ -674,6 +675,15 @@ class Run:
         if not self._alignment:
             self._alignment = alignment_of(self, DRAFTER)
         return self._alignment
+
+    def doctor(self) -> Mapping[str, Any]:
+        from dflash_diag.doctor import examine
+
+        if DRAFTER not in self.roles:
+            raise Skip("No drafter was given (--drafter).")
+        if self._doctor is None:
+            self._doctor = examine(self).to_json()
+        return self._doctor
 
     def influence(self, role: str) -> Influence:
         from dflash_diag.influence import Influence

@@ -116,6 +116,16 @@ class StateRun:
 
         return capture_variant(self._run.capture)
 
+    def variant(self, name: str = "") -> Variant | None:
+        """How a side, or the run's own capture, was computed; None where it does not say."""
+        from dflash_diag.modules import Variant
+        from dflash_diag.pairs import capture_variant
+
+        if name and not self.sides[name].is_capture:
+            return Variant.parse(self.sides[name].spec)
+        capture = self.capture(name) if name else self._run.capture
+        return None if capture.foreign else capture_variant(capture)
+
     @property
     def own_name(self) -> str:
         """What the run's own capture is called: its folder, or how it was computed."""

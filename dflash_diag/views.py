@@ -265,6 +265,36 @@ def divergence_text(run: Run) -> str:
     return "\n".join(lines)
 
 
+def doctor_text(found: Mapping[str, Any]) -> str:
+    """Ranked causes for a terminal: what was found in full, the others by name."""
+    glyph = Verdict[found["verdict"]].glyph
+    lines = [f"{glyph} {found['verdict']}  {found['headline']}", ""]
+    for one in found["findings"]:
+        if one["status"] != "found":
+            continue
+        delta = one["delta"]
+        gain = "" if delta is None else f", {delta['value']:+.2f} tokens a round {_range(delta)}"
+        lines += [f"{one['cause']} ({one['kind'].replace('_', ' ')}{gain.rstrip()})"]
+        lines += [f"  {one['evidence']}", f"  To do: {one['remedy']}", ""]
+    for status, words in OPEN_CAUSES.items():
+        named = [one for one in found["findings"] if one["status"] == status]
+        if named:
+            lines.append(f"{words}: {', '.join(one['cause'] for one in named)}")
+    for one in found["findings"]:
+        if one["status"] == "not_identifiable":
+            lines.append(f"  {one['cause']}: {one['evidence']}")
+    lines += [f"note: {one}" for one in found["cautions"]]
+    return "\n".join(lines)
+
+
+OPEN_CAUSES = {
+    "excluded": "Excluded",
+    "not_tested": "Not tested",
+    "not_identifiable": "Cannot be told here",
+}
+"""What the doctor calls causes that were not found."""
+
+
 def _positions(found: Mapping[str, Any], most: int = 16) -> list[str]:
     walked, uniform = found["by_position_walked"][:most], found["by_position"][:most]
     rows = {

@@ -8,6 +8,7 @@ from dflash_diag.diagnostics.base import Diagnostic, Inputs, Skip, Threshold
 from dflash_diag.errors import BadInput
 
 MODULES = (
+    "doctor_causes",
     "checkpoint_facts",
     "checkpoint_tensors",
     "checkpoint_stack",

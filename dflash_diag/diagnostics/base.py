@@ -105,6 +105,9 @@ class Inputs(Protocol):
     def alignment(self) -> Mapping[str, Any]:
         """Readings tried, causes found, positions, density; raises `Skip` without a drafter."""
 
+    def doctor(self) -> Mapping[str, Any]:
+        """What ``doctor --json`` writes; raises `Skip` without a drafter."""
+
     def reference(self) -> Mapping[str, Any] | None:
         """What became of a server's continuations; None where they are the target's own."""
 

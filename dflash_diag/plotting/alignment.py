@@ -201,6 +201,16 @@ PLOTS = {
             height=lambda result: 0.9 + 0.24 * max(1, int(result.frame["delta"].notna().sum())),
         ),
     ),
+    "doctor.causes": Plot(
+        panels=(draw_causes_in_short,),
+        shows="Dots with intervals",
+        caption=(
+            "What each cause whose effect was measured costs: tau with it put right, less tau as "
+            "the drafter is read. Intervals are paired by prompt. Causes without a dot were judged "
+            "by files or checks; the table has them all."
+        ),
+        height=lambda result: 0.9 + 0.24 * max(1, int(result.frame["delta"].notna().sum())),
+    ),
     "alignment.readings": Plot(
         panels=(draw_readings,),
         shows="Dots with intervals",

@@ -18,6 +18,8 @@ import fake_alignment
 import fake_states
 from fakes import FakeInputs, simulated_scores
 
+from dflash_diag.doctor.merging import merged
+
 if TYPE_CHECKING:
     from dflash_diag.checkpoints import Checkpoint
 
@@ -145,6 +147,21 @@ def reference_rows(n_prompts: int, generated: int) -> dict:
     return {"server": server, "rows": rows, "notes": ["Rounding: 0.0078 of the highest logit."]}
 
 
+def examined(aligned):
+    """What the doctor makes of the readings, as ``doctor --json`` has it."""
+    tau = {"value": 1.64, "lo": 1.53, "hi": 1.78}
+    return {
+        "schema": "dflash_diag.doctor/1",
+        "verdict": "FAIL",
+        "headline": "<b>step_8000</b> is accepted 1.64 [1.53, 1.78] tokens a round; and so on.",
+        "tau_declared": tau,
+        "tau_best": tau,
+        "claims": [],
+        "findings": merged(aligned["findings"]),
+        "cautions": [],
+    }
+
+
 def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> FakeInputs:
     generated = scores.setdefault("generated", 48)
     drafters = {"drafter": simulated_scores(skill=0.45, n_prompts=n_prompts, **scores)}
@@ -164,6 +181,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     )
     made.checks = fake_states.checks(n_prompts)
     made.aligned = fake_alignment.alignment(n_prompts)
+    made.examined = examined(made.aligned)
     made.served_check = lossless_rows(n_prompts, generated)
     made.reference_check = reference_rows(n_prompts, generated)
     made.probed = probed()

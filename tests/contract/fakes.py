@@ -80,6 +80,7 @@ class FakeInputs:
     scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
     checks: dict[str, Any] = field(default_factory=dict)
     aligned: dict[str, Any] = field(default_factory=dict)
+    examined: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     draws: int = 400
 
@@ -135,6 +136,9 @@ class FakeInputs:
 
     def alignment(self) -> dict[str, Any]:
         return self.aligned
+
+    def doctor(self) -> dict[str, Any]:
+        return self.examined
 
     def reference(self) -> dict[str, Any] | None:
         return self.reference_check
