@@ -41,7 +41,7 @@ NOTEBOOKS = {
 KEY_FIGURES = (
     "acceptance.by_position",
     "acceptance.headline",
-    "alignment.causes",
+    "doctor.causes",
     "acceptance.comparison",
     "hidden.divergence",
 )
@@ -248,20 +248,27 @@ def index_html(run: Run, results: Sequence[Result]) -> str:
         }
         for one in sorted(results, key=_worst_first)
     ]
-    headline = by_id["acceptance.headline"]
     return _render(
         "index.html.j2",
         run,
         current="index.html",
         title=_subject(run),
         verdict=run.verdict(),
-        headline=headline.headline,
+        headline=_headline(by_id),
         leads=_leads(by_id),
         numbers=_numbers(run, by_id),
         figures=[Markup(one) for one in _figures(by_id)],  # noqa: S704 - escaped there
         checks=checks,
         glossary=GLOSSARY,
     )
+
+
+def _headline(by_id: Mapping[str, Result]) -> str:
+    """The doctor's sentence, or what is accepted where there is none."""
+    examined = by_id["doctor.causes"]
+    if examined.verdict in (Verdict.SKIPPED, Verdict.ERROR):
+        examined = by_id["acceptance.headline"]
+    return examined.headline
 
 
 def _worst_first(result: Result) -> int:
@@ -290,9 +297,6 @@ def _leads(by_id: Mapping[str, Result]) -> list[str]:
         for one in CAPTURED
         if by_id[one].verdict is Verdict.FAIL
     ]
-    causes = by_id["alignment.causes"]
-    if causes.verdict in (Verdict.FAIL, Verdict.WARN):
-        lines.append(" ".join([causes.headline, *causes.params["remedies"]]))
     if comparison.verdict is not Verdict.SKIPPED:
         lines.append(comparison.headline)
     if lossless.verdict is not Verdict.FAIL:
@@ -401,7 +405,7 @@ def summary(run: Run, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "schema": SUMMARY_SCHEMA,
         "verdict": run.verdict().name,
-        "headline": next(r.headline for r in results if r.id == "acceptance.headline"),
+        "headline": _headline({one.id: one for one in results}),
         "drafters": {role: run.name(role) for role in run.roles},
         "target": run.target_name,
         "scores": {role: run.metrics(role) for role in run.roles},

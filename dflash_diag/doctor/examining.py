@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_diag.diagnostics.base import DRAFTER
 from dflash_diag.doctor import backends, files, trust, weights
-from dflash_diag.doctor.merging import Entry, is_fault, merged, value_of
+from dflash_diag.doctor.merging import FIRST, Entry, is_fault, merged, value_of
 from dflash_diag.doctor.sentences import headline
 from dflash_diag.errors import DiagError
 from dflash_diag.results import Verdict
@@ -137,7 +137,9 @@ def _verdict(findings: Sequence[Entry], declared: Mapping[str, Any]) -> Verdict:
 
 
 def _costs(one: Entry) -> bool:
-    """Whether a fault has an effect, or is damage whose effect nobody knows."""
+    """Whether a fault has an effect, or is damage whose effect nobody knows, or fakes the rest."""
+    if one["cause"] in FIRST:
+        return True
     delta = one["delta"]
     if value_of(delta) is None:
         return bool(one["kind"] == "damage")
