@@ -110,6 +110,14 @@ Overrides = Annotated[
         panel=INPUTS,
     ),
 ]
+LosslessPrompts = Annotated[
+    int,
+    _option(
+        "Decode this many prompts, spread over all of them, for the lossless check; 0: all.",
+        metavar="N",
+        panel=MACHINE,
+    ),
+]
 ServedOutput = Annotated[
     str,
     _option(
@@ -432,6 +440,7 @@ def doctor_verb(
     dtype: Dtype = "auto",
     backend: Backend = "auto",
     chat_template_kwargs: TemplateKwargs = "",
+    lossless_prompts: LosslessPrompts = 8,
     seed: Seed = 0,
     fail_on: FailOn = "none",
     json: Json = "",
@@ -497,6 +506,7 @@ def report_verb(
     dtype: Dtype = "auto",
     backend: Backend = "auto",
     chat_template_kwargs: TemplateKwargs = "",
+    lossless_prompts: LosslessPrompts = 0,
     seed: Seed = 0,
     fail_on: FailOn = "none",
     out: Out = "",

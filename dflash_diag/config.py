@@ -49,6 +49,7 @@ class RunConfig(BaseModel):
     prompt: str = Field("", description="prompt whose modules are compared; the first by default")
     like: str = Field("", description="capture whose tokens a new one takes")
     overrides: tuple[str, ...] = Field((), description="field=value of the convention")
+    lossless_prompts: int = Field(0, ge=0, description="prompts that are decoded; 0: all")
     served_output: str = Field("", description="a server's output to check")
     claims: tuple[str, ...] = Field((), description="NAME=VALUE that a dashboard showed")
     training_log: str = Field("", description="log of the training, whose numbers are claims")

@@ -74,6 +74,13 @@ FAIL_ON: Mapping[str, frozenset[Verdict]] = {
 """Verdicts at which ``--fail-on`` makes the exit code 1."""
 
 
+def spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of some items, evenly spread over them."""
+    if len(items) <= most:
+        return items
+    return [items[i * len(items) // most] for i in range(most)]
+
+
 def fail_on(limit: str) -> frozenset[Verdict]:
     """Verdicts that ``--fail-on`` names.
 
@@ -601,20 +608,26 @@ class Run:
 
     @cached_property
     def _lossless(self) -> Mapping[str, Any]:
-        key = storage.content_key("lossless/2", self.score_key(DRAFTER), self.config.backend)
-        path = self.out / "lossless" / f"{key[:12]}.json"
+        content = ["lossless/2", self.score_key(DRAFTER), self.config.backend]
+        limit = self.config.lossless_prompts
+        whole, some = (
+            self.out / "lossless" / f"{storage.content_key(*content, *more)[:12]}.json"
+            for more in ((), (limit,))
+        )
+        path = some if 0 < limit < len(self.capture) and not whole.is_file() else whole
         if not path.is_file():
             storage.write_json(path, self._check_lossless())
         found: Mapping[str, Any] = storage.read_json(path)
         return found
 
     def _check_lossless(self) -> dict[str, Any]:
-        """Draft and verify every prompt with the judged drafter, on the target itself."""
+        """Draft and verify prompts with the judged drafter, on the target itself."""
         from dflash_diag.decoding import check_lossless, expect_as_captured
         from dflash_diag.scoring import proposer
 
         capture, g = self.capture, self.capture.max_new_tokens
         known = expect_as_captured(self.target, capture)
+        known = list(spread(known, self.config.lossless_prompts or len(known)))
         with progress(len(known), "lossless check", unit="prompt") as stage:
             found = check_lossless(
                 self.target,
@@ -807,9 +820,23 @@ class Run:
             self.states.digests,
             self.capture_digest,
             self.config.prompt,
+            self.config.lossless_prompts,
+            self.config.claims,
+            self._given_files,
             self.seed,
             self.draws,
         )
+
+    @cached_property
+    def _given_files(self) -> list[str]:
+        """Hashes of the files of training that the run was given."""
+        config = self.config
+        names = [config.training_log, config.training_sequences, config.step.rpartition(":")[0]]
+        found = [config.step.rpartition(":")[2]]
+        for path in map(Path, filter(None, names)):
+            files = sorted(path.rglob("*")) if path.is_dir() else [path]
+            found += [storage.sha256_file(one) for one in files if one.is_file()]
+        return found
 
     def results(self) -> list[Result]:
         """Every diagnostic's result, in the registry's order."""

@@ -98,6 +98,7 @@ def run_case(named: tuple[str, Case], *, made: dict[str, Path], threads: int) ->
             "drafter": str(planted.files_of(case, place)),
             "capture": str(capture),
             "out": str(place / "out"),
+            "lossless_prompts": 8,
             **options,
         }
         run = Run.open(RunConfig.read(values), strict=False)
