@@ -192,8 +192,10 @@ def first_half_lost(_layer: int, states: Tensor) -> Tensor:
     return torch.where(torch.arange(len(states))[:, None] < len(states) // 2, 0, states)
 
 
-def noisy(_layer: int, states: Tensor) -> Tensor:
-    """As a coarse quantisation leaves them."""
+def noisy(layer: int, states: Tensor) -> Tensor:
+    """Tapped layers as a coarse quantisation leaves them."""
+    if layer not in TAPS:
+        return states
     generator = torch.Generator().manual_seed(0)
     spread = states.float().square().mean(-1, keepdim=True).sqrt()
     noise = torch.randn(states.shape, generator=generator)
@@ -338,8 +340,8 @@ SINGLE = (
     Case(name="a window of 16", config=SLIDING, causes=(("mask.window",),)),
     Case(name="blocks too wide", config={"block_size": 9}, causes=(("block.width",),)),
     Case(
-        name="embedding scaled",
-        config={"input_embedding_scale": 16.0},
+        name="embedding scaled down",
+        config={"input_embedding_scale": 0.02},
         causes=(("embedding.scale",),),
     ),
     Case(name="norms less one", weights=norms_less_one, causes=(("norm.missing_or_doubled",),)),
@@ -379,7 +381,7 @@ SINGLE = (
     Case(name="states of another prompt", states=of_the_next_prompt, causes=(ROWS,)),
     Case(name="one layer scaled", states=each(one_layer_scaled), causes=(ROWS,)),
     Case(
-        name="coarse states against good ones",
+        name="coarse taps against good ones",
         states=each(noisy),
         options={"against": "default", "target": ""},
         causes=(("hidden.backend", "hidden.dtype"),),
@@ -389,6 +391,7 @@ SINGLE = (
 
 HEALTHY = (
     Case(name="healthy"),
+    Case(name="embedding scaled, to no effect", config={"input_embedding_scale": 16.0}),
     Case(name="reference", drafter="reference"),
     Case(name="healthy in float32 files", weights=in_float32),
     Case(name="healthy in bfloat16", options={"dtype": "bfloat16"}),

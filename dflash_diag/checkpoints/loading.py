@@ -42,6 +42,11 @@ def drafter_shape(checkpoint: Checkpoint, convention: Convention) -> DrafterShap
         raise CheckpointError(
             f"{checkpoint.path} holds layers {sorted(layers)}", "layers 0, 1, … without a gap"
         )
+    if len(layers) != len(convention.in_block):
+        raise CheckpointError(
+            f"{checkpoint.path} holds {len(layers)} layers",
+            f"the {len(convention.in_block)} that the configuration counts (num_hidden_layers)",
+        )
     hidden, columns = shape("fc.weight")
     first, n_taps = "layers.0.self_attn.", len(convention.layer_ids)
     (head,) = shape(f"{first}q_norm.weight")

@@ -79,7 +79,8 @@ def examine(run: Run) -> Examination:
         fresh = trust.on_fresh_states(run)
         if fresh is None:
             why = "the captured states are broken, and no target is at hand to compute others"
-            return _concluded(run, trusted, [files.static(run), weights.untested(why)], [why])
+            left = [weights.untested(why), files.static(run), backends.compared(run)]
+            return _concluded(run, trusted, left, [f"{why[0].upper()}{why[1:]}."])
         trusted[trusted.index(broken)] = trust.with_effect(broken, run, fresh)
         cautions = ["All but the captured states was looked at on states computed anew."]
         sound = fresh

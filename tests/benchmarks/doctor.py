@@ -30,14 +30,16 @@ from planted import FULL, HEALTHY, HYBRID, PAIRS, SINGLE, TRAINED, Case
 
 from dflash_diag.capture import make_capture
 from dflash_diag.config import RunConfig
-from dflash_diag.doctor import examine
+from dflash_diag.doctor import Examination, examine
 from dflash_diag.doctor.merging import is_fault
 from dflash_diag.example import EXAMPLE
 from dflash_diag.paths import data_dir
 from dflash_diag.prompts import Prompt, read_prompts
+from dflash_diag.results import Verdict
 from dflash_diag.runs import Run
 
 GROUPS = {"trained": TRAINED, "single": SINGLE, "healthy": HEALTHY, "pairs": PAIRS}
+UNKNOWN = {"value": None, "lo": None, "hi": None}
 STEPS = data_dir().parent / "dflash_diag" / "zoo" / "steps.py"
 
 
@@ -77,9 +79,9 @@ def captures(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in plans}
 
 
-def run_case(named: tuple[str, Case], *, made: dict[str, Path], threads: int) -> dict[str, Any]:
+def run_case(at: tuple[str, int], *, made: dict[str, Path], threads: int) -> dict[str, Any]:
     """Examine one case; what it took and what was said."""
-    group, case = named
+    group, case = at[0], GROUPS[at[0]][at[1]]
     torch.set_num_threads(threads)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -101,8 +103,10 @@ def run_case(named: tuple[str, Case], *, made: dict[str, Path], threads: int) ->
             "lossless_prompts": 8,
             **options,
         }
-        run = Run.open(RunConfig.read(values), strict=False)
-        found = examine(run)
+        try:
+            found = examine(Run.open(RunConfig.read(values), strict=False))
+        except Exception as error:  # noqa: BLE001 - the other cases are to be seen too
+            found = Examination(case.name, Verdict.ERROR, repr(error), UNKNOWN, UNKNOWN, [], [])
     entries = {one["cause"]: one for one in found.findings}
     return {
         "group": group,
@@ -110,7 +114,7 @@ def run_case(named: tuple[str, Case], *, made: dict[str, Path], threads: int) ->
         "planted": [list(one) for one in case.causes],
         "may_abstain": case.may_abstain,
         "found": [one["cause"] for one in found.findings if is_fault(one)],
-        "status": {c: entries[c]["status"] for choice in case.causes for c in choice},
+        "status": {c: entries[c]["status"] for x in case.causes for c in x if c in entries},
         "tau": found.tau_declared["value"],
         "headline": found.headline,
         "seconds": time.perf_counter() - start,
@@ -136,7 +140,7 @@ def line(row: dict[str, Any]) -> str:
     mark = "-" if place is None else "abstains" if place == 0 and row["planted"] else str(place)
     mark = mark if row["planted"] else "false" if row["found"] else "right"
     tau = "" if row["tau"] is None else f"{row['tau']:.2f}"
-    said = ", ".join(row["found"]) or "nothing"
+    said = ", ".join(row["found"]) or ("nothing" if row["tau"] is not None else row["headline"])
     return (
         f"{row['group']:<8}{row['case']:<33}{tau:>5} {mark:>9}{row['seconds']:>7.1f}  "
         f"{wanted}: {said}"
@@ -169,9 +173,9 @@ def main() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     torch.set_num_threads(options.threads)
     cases = [
-        (group, case)
+        (group, at)
         for group in options.groups
-        for case in GROUPS[group]
+        for at, case in enumerate(GROUPS[group])
         if options.only in case.name
     ]
     with tempfile.TemporaryDirectory() as temporary:
@@ -181,14 +185,22 @@ def main() -> None:
         sys.stdout.write(
             f"{'group':<8}{'case':<33}{'tau':>5} {'place':>9}{'s':>7}  planted: found\n"
         )
+        rows_file = work / "rows.jsonl"
+        done = (
+            [json.loads(x) for x in rows_file.read_text().splitlines()]
+            if rows_file.exists()
+            else []
+        )
+        known = {(one["group"], one["case"]): one for one in done if one["tau"] is not None}
         call = partial(run_case, made=made, threads=options.threads)
         context = multiprocessing.get_context("fork" if options.jobs == 1 else "spawn")
         rows = []
         with (
             ProcessPoolExecutor(options.jobs, mp_context=context) as pool,
-            (work / "rows.jsonl").open("a") as kept,
+            rows_file.open("a") as kept,
         ):
-            for row in pool.map(call, cases):
+            waiting = [c for c in cases if (c[0], GROUPS[c[0]][c[1]].name) not in known]
+            for row in [*known.values(), *pool.map(call, waiting)]:
                 rows.append(row)
                 kept.write(json.dumps(row) + "\n")
                 kept.flush()
