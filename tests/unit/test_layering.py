@@ -19,6 +19,7 @@ LAYERS = [
         "causes",
         "conventions",
         "masks",
+        "definitions",
         "metrics",
         "prompts",
         "provenance",
