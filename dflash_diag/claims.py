@@ -74,6 +74,13 @@ class Line:
             claim.means.training for claim in self.claims
         )
 
+    @property
+    def split(self) -> str | None:
+        """``train`` or ``validation`` where it is the trainer's own measurement, else None."""
+        if self.group.split("/")[0].startswith(("val", "eval", "test")):
+            return "validation" if self.source == LOGGED else None
+        return "train" if self.training else None
+
     def __str__(self) -> str:
         if self.source == LOGGED:
             return f"the log's {self.group} line at step {self.step}"
@@ -209,7 +216,7 @@ def judge(
     lines: Iterable[Line],
     *,
     n_proposed: int | None = None,
-    training: Mapping[str, Estimate] | None = None,
+    training: Mapping[str, Mapping[str, Estimate]] | None = None,
     prompts: Mapping[str, Estimate] | None = None,
 ) -> list[Fit]:
     """Which definitions fit each claim.
@@ -219,17 +226,17 @@ def judge(
     n_proposed
         D of the drafter, where it is known.
     training
-        Definitions measured on the training text of a line: they decide where a claim lies within
-        the interval of one that the bounds allow.
+        Definitions measured on the trainer's own texts, by `Line.split`: they decide where a claim
+        lies within the interval of one that the bounds allow.
     prompts
         The same on other text: hints.
     """
     found = []
     for line in lines:
         for fit in _Judge(line, Bounds(n_proposed)).fits():
-            decided = _decide(fit, training or {}) if training and line.training else fit
-            shown_beside = training if training and line.training else prompts
-            found.append(_hint(decided, shown_beside or {}))
+            own = (training or {}).get(line.split or "")
+            decided = fit if own is None else _decide(fit, own)
+            found.append(_hint(decided, prompts or {} if own is None else own))
     return found
 
 

@@ -133,11 +133,7 @@ def _oracle(n: int | None) -> Iterable[Reading]:
     return (one for one in _widened(n) if one.kind == "topk_oracle")
 
 
-def _chain(n: int | None) -> Iterable[Reading]:
-    return [] if n is None else [Reading("chain_tau", n)]
-
-
-def _slots(*kinds: str) -> Callable[[int | None], Iterable[Reading]]:
+def _one(*kinds: str) -> Callable[[int | None], Iterable[Reading]]:
     return lambda n: [] if n is None else [Reading(kind, n) for kind in kinds]
 
 
@@ -156,12 +152,14 @@ _SAYS: dict[str, tuple[str | None, str | None]] = {
 """Words that name the anchors or the average."""
 
 _RULES: tuple[tuple[str, Callable[[int | None], Iterable[Reading]], bool], ...] = (
+    (r"^ddtree tau$", _one("ddtree_tau"), True),
+    (r"^topk oracle$", _one("topk_oracle"), True),
+    (r"^chain tau$", _one("chain_tau"), False),
     (r"^(dds|ddt)\b|tree", _widened, True),
     (r"oracle|^top.*(len|streak)", _oracle, True),
-    (r"\bchain\b", _chain, False),
-    (r"\bmarginal\b", _slots("marginal"), False),
-    (r"\bsurvival\b", _slots("survival"), False),
-    (r"\bconditional\b", _slots("conditional"), False),
+    (r"\bmarginal\b", _one("marginal"), False),
+    (r"\bsurvival\b", _one("survival"), False),
+    (r"\bconditional\b", _one("conditional"), False),
     (r"\bfull block\b", _always(Reading("full_block")), False),
     (r"\bfull acc", _always(Reading("accuracy")), True),
     (r"eal product", _always(*LENGTHS[4:]), True),
@@ -171,9 +169,10 @@ _RULES: tuple[tuple[str, Callable[[int | None], Iterable[Reading]], bool], ...] 
     (r"\btau\b", _always(Reading("tau")), False),
     (r"\bacc\w* len|\b(eal|al|mal|aal)\b|accepted tokens", _always(*LENGTHS), False),
     (r"\bverify rate\b", _always(RATES[1]), False),
-    (r"\b(slot|pos|position)\b|\baccept\w* rate", _slots(*SLOTS), False),
-    (r"^(?!top).*\bacc(uracy)?\b", _slots(*SLOTS), True),
+    (r"\b(slot|pos|position)\b|\baccept\w* rate", _one(*SLOTS), False),
+    (r"^(?!top).*\bacc(uracy)?\b", _one(*SLOTS), True),
     (r"\baccept\w* rate", _always(*RATES), False),
     (r"^(?!top).*\bacc(uracy)?\b", _always(Reading("accuracy")), True),
 )
-"""What a stem can count, first match first; a rule that finds nothing is passed over."""
+"""What a stem can count, first match first; a rule that finds nothing is passed over. The project's
+own names mean what they say."""

@@ -78,15 +78,18 @@ def _fit(result: Result, ax: Axes) -> None:
     ax.set_xlim(left=min(0.0, float(rows["claimed"].min()) - 0.2))
     ax.grid(axis="x")
     ax.grid(visible=False, axis="y")
-    ax.set_xlabel("claimed (bar) and measured on the prompts (dot) [tokens or share]")
+    ax.set_xlabel("claimed (bar), measured here (dot) [tokens or share]")
     set_title(ax, result.params["finding"])
 
 
 def _thinned(frame: pd.DataFrame) -> pd.DataFrame:
-    """At most `ROWS` rows, those of lengths and of what fits first."""
-    slots = frame["definition"].str.match(r"(marginal|survival|conditional)@").fillna(value=False)
-    order = frame.assign(rank=2 * slots + ~frame["fits"]).sort_values("rank", kind="stable")
-    return frame.loc[sorted(order.index[:ROWS])].reset_index(drop=True)
+    """At most `ROWS` rows; of single slots those that fit, and first those that are none."""
+    slots = frame["definition"].str.match(r"(marginal|survival|conditional)@")
+    kept = frame[~slots | frame["fits"]]
+    if kept.empty:
+        kept = frame
+    order = kept.assign(slot=slots).sort_values("slot", kind="stable")
+    return kept.loc[sorted(order.index[:ROWS])].reset_index(drop=True)
 
 
 PLOTS: dict[str, Plot] = {
@@ -106,9 +109,10 @@ PLOTS: dict[str, Plot] = {
         caption=(
             "One row for each definition that a claim's name can mean. Upright bar: the claimed "
             "number. Dot and line: that definition measured on your prompts, with 95 % over "
-            "prompts. Grey: excluded, because no blocks could have printed the line's numbers."
+            "prompts. Grey: excluded, because no blocks could have printed the line's numbers. Of "
+            "single slots only what fits is drawn."
         ),
-        height=lambda r: 1.3 + 0.22 * min(ROWS, len(r.frame)),
+        height=lambda r: 1.3 + 0.22 * len(_thinned(r.frame)),
     ),
 }
 """Plots of this module by the id of their diagnostic."""
