@@ -43,6 +43,8 @@ class Claim:
     """As it was given."""
     number: Number
     means: Name
+    recent: float | None = None
+    """Mean over the last logged steps, in a log."""
 
     @property
     def value(self) -> float:
@@ -66,6 +68,8 @@ class Line:
     """Of the training, in a log."""
     earlier: tuple[tuple[int, Mapping[str, Number]], ...] = ()
     """Other steps of a log, with what they printed under the same names."""
+    notes: tuple[str, ...] = ()
+    """What was left out of a log."""
 
     @property
     def training(self) -> bool:
@@ -133,6 +137,8 @@ class Fit:
             "by": self.by,
             "group": self.line.group,
             "source": self.line.source,
+            "step": self.line.step,
+            "recent": self.claim.recent,
             "excluded": [{"definition": name, "why": why} for name, why in self.excluded],
             "contradicts": list(self.contradicts),
             "measured": [
@@ -167,6 +173,7 @@ def read_claims(texts: Sequence[str]) -> list[Line]:
 def read_log(log: TrainingLog) -> list[Line]:
     """The last line of each group of a log, with some lines before it."""
     lines = []
+    means = log.summary().set_index(["group", "metric"])["mean"]
     for group in log.groups():
         table = log.table(group)
         printed = [
@@ -175,7 +182,11 @@ def read_log(log: TrainingLog) -> list[Line]:
         ]
         (step, last), before = printed[-1], printed[:-1]
         earlier = tuple(_spread(before, EARLIER_LINES))
-        lines.append(Line(group, LOGGED, _claims(list(last.items())), step, earlier))
+        claims = tuple(
+            replace(claim, recent=float(means[group, claim.name]))
+            for claim in _claims(list(last.items()))
+        )
+        lines.append(Line(group, LOGGED, claims, step, earlier, log.notes))
     return lines
 
 

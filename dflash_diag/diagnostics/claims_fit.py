@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dflash_diag import claims
+from dflash_diag.claim_words import finding, headline
 from dflash_diag.claims import Fit
 from dflash_diag.diagnostics.base import DRAFTER, Inputs, Skip, diagnostic
 from dflash_diag.results import Judgement, Result, Verdict
@@ -63,11 +64,11 @@ def fit(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     several = [one for one in found if len(one.fits) > 1]
     contradicting = [one for one in found if one.contradicts]
     unfit = [one for one in found if not one.fits and not one.contradicts]
-    notes = [HOW]
+    notes = [HOW, *dict.fromkeys(note for line in lines for note in line.notes)]
     if frame["measured"].notna().any():
         notes.append(OTHER_TEXT)
     return (
-        _headline(found),
+        headline(found),
         frame,
         {
             "params": {
@@ -75,7 +76,7 @@ def fit(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
                 "contradicting": [one.claim.name for one in contradicting],
                 "unfit": [one.claim.name for one in unfit],
                 "ambiguous": [one.claim.name for one in several],
-                "finding": _finding(found),
+                "finding": finding(found),
             },
             "notes": notes,
         },
@@ -124,37 +125,3 @@ def _rows(one: Fit) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _headline(found: Sequence[Fit]) -> str:
-    for one in found:
-        if one.contradicts:
-            others = " and ".join(one.contradicts[:3])
-            return (
-                f"{one.claim} contradicts {others}: no blocks can have printed these numbers, "
-                "however they are read."
-            )
-    for one in found:
-        if not one.fits:
-            why = dict.fromkeys(reason for _, reason in one.excluded)
-            reasons = "; ".join(why) or "none has such a value"
-            return f"{one.claim} fits no definition ({reasons})."
-    several = [one for one in found if len(one.fits) > 1]
-    for one in several:
-        more = f"; so has {len(several) - 1} more" if len(several) == 2 else ""
-        more = f"; so have {len(several) - 1} more" if len(several) > 2 else more
-        return f"{one.claim} can be {_either(one.fits)}, and its line does not tell which{more}."
-    told = [f"{one.claim.name} is {one.fits[0]}" for one in found]
-    rest = f", and so on for {len(told) - 4} more" if len(told) > 4 else ""
-    return f"Every claim has one reading: {', '.join(told[:4])}{rest}."
-
-
-def _finding(found: Sequence[Fit]) -> str:
-    if any(one.contradicts or not one.fits for one in found):
-        return "Some claims cannot be true"
-    clear = sum(len(one.fits) == 1 for one in found)
-    return f"{clear} of {len(found)} claimed numbers have one reading"
-
-
-def _either(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_diag import definitions
+from dflash_diag import cli, definitions, paths
 from dflash_diag.bounds import Bounds, Number, Reading
 from dflash_diag.claims import judge, read_claims, read_log
+from dflash_diag.config import RunConfig
 from dflash_diag.errors import BadInput
 from dflash_diag.metric_names import read_name, read_names, split_group
 from dflash_diag.stats import Estimate
@@ -264,3 +265,43 @@ def test_the_first_line_of_a_log_excludes_what_it_could_not_have_printed(tmp_pat
     assert found["dds4"].claim.value == 2.78
     why = dict(found["dds4"].excluded)["ddtree_tau@4 uniform"]
     assert why == "the log's line at step 1 excludes it (dds4 = 0)"
+
+
+# --- where they come in --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["report", "doctor"])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--claim", "dds8", "--claim dds8; expected NAME=VALUE"),
+        ("--claim", "dds8=high", "--claim dds8=high; expected NAME=VALUE"),
+        ("--training-log", "nowhere.csv", "no such file"),
+    ],
+)
+def test_bad_claims_end_a_run_before_it_begins(verb, option, value, said, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.run([verb, option, value, "--out", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_the_examples_log_lies_beside_its_drafter():
+    config = RunConfig().resolved()
+    assert config.training_log == f"{config.drafter}/training_log.jsonl"
+    own = paths.data_dir() / "zoo/hybrid/drafters/healthy/training_log.jsonl"
+    assert RunConfig(training_log=str(own)).resolved().training_log == str(own)
+
+
+@pytest.mark.parametrize("name", ["anchor_included", "healthy", "label_shift", "cross_block_leak"])
+def test_a_log_of_the_zoo_has_the_readings_of_its_trainer(name):
+    """Its trainer counts leading labels in the top 4 and 8 over all anchors, without the bonus."""
+    path = paths.data_dir() / f"zoo/hybrid/drafters/{name}/training_log.jsonl"
+    (line,) = read_log(read_training_log(path))
+    truth = {"streak": "streak", "accuracy": "accuracy"}
+    truth |= {f"dds{n}": f"topk_oracle@{n}" for n in (4, 8)}
+    truth |= {f"slot_accuracy@{k}": f"marginal@{k}" for k in range(1, 8)}
+    for one in judge([line], n_proposed=7):
+        assert one.fits == (f"{truth[one.claim.name]} uniform",)

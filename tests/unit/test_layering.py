@@ -16,12 +16,13 @@ PACKAGE = Path(__file__).parents[2] / "dflash_diag"
 LAYERS = [
     {"errors", "paths", "progress", "results", "stats", "storage"},
     {
-        "causes",
-        "conventions",
-        "masks",
         "bounds",
+        "causes",
+        "claim_words",
         "claims",
+        "conventions",
         "definitions",
+        "masks",
         "metric_names",
         "metrics",
         "prompts",
