@@ -18,14 +18,16 @@ S_k survival, m_k marginal, O_k survival of the top-w oracle, T_k share of trees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
 UNKNOWN_D = 32
 """Slots assumed where their number is not known; more slots allow more."""
+INFEASIBLE = 2
+"""Status of a linear program that has no solution."""
 _EXACT = 1e-9
 
 
@@ -206,7 +208,7 @@ class _Program:
         """
         known = w == 1 or w in self.widths
         for k in range(1, last + 1):
-            first = ceil(((w + 1) * k - n) / w)
+            first = math.ceil(((w + 1) * k - n) / w)
             if known and first >= 1:
                 within = "S" if w == 1 else f"O{w}."
                 self.at_most({f"{letter}{k}": 1, f"{within}{first}": -1})
@@ -258,7 +260,10 @@ class _Program:
             bounds=np.stack([np.zeros(len(names)), np.array(top)], axis=1),
             method="highs",
         )
-        return sign * float(found.fun) + constant if found.status == 0 else None
+        if found.status == 0:
+            return sign * float(found.fun) + constant
+        # Only what is proven excludes; a solver in difficulties proves nothing.
+        return None if found.status == INFEASIBLE else sign * -math.inf
 
     def _claim(self, reading: Reading, number: Number) -> None:
         """Add that a reading has a printed value."""

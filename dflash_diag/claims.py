@@ -12,7 +12,7 @@ that are left. Scores on other text are only a hint.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from itertools import combinations, product
@@ -20,7 +20,7 @@ from typing import Any
 
 from dflash_diag.bounds import Bounds, Number, Reading
 from dflash_diag.errors import BadInput
-from dflash_diag.metric_names import MACRO, UNIFORM_ONLY, Name, read_names, split_group
+from dflash_diag.metric_names import MACRO, UNIFORM_ONLY, Name, phase_of, read_names, split_group
 from dflash_diag.stats import Estimate
 from dflash_diag.training_logs import TrainingLog
 
@@ -74,14 +74,13 @@ class Line:
     @property
     def training(self) -> bool:
         """Whether it is a training dashboard's, which counts all anchors and pools them."""
-        return self.group.split("/")[0] in ("train", "training") or any(
-            claim.means.training for claim in self.claims
-        )
+        named = phase_of(self.group) == "train"
+        return named or any(claim.means.training for claim in self.claims)
 
     @property
     def split(self) -> str | None:
         """``train`` or ``validation`` where it is the trainer's own measurement, else None."""
-        if self.group.split("/")[0].startswith(("val", "eval", "test")):
+        if phase_of(self.group) == "validation":
             return "validation" if self.source == LOGGED else None
         return "train" if self.training else None
 
@@ -176,12 +175,12 @@ def read_log(log: TrainingLog) -> list[Line]:
     means = log.summary().set_index(["group", "metric"])["mean"]
     for group in log.groups():
         table = log.table(group)
-        printed = [
+        rows = [*_spread(range(len(table) - 1), EARLIER_LINES), len(table) - 1]
+        *before, (step, last) = [
             (int(step), {str(name): shown(value) for name, value in row.dropna().items()})
-            for step, row in table.iterrows()
+            for step, row in table.iloc[rows].iterrows()
         ]
-        (step, last), before = printed[-1], printed[:-1]
-        earlier = tuple(_spread(before, EARLIER_LINES))
+        earlier = tuple(before)
         claims = tuple(
             replace(claim, recent=float(means[group, claim.name]))
             for claim in _claims(list(last.items()))
@@ -261,6 +260,10 @@ def definitions_of(claim: Claim, line: Line, reading: Reading) -> list[str]:
         averages.append("macro")
     if claim.means.population:
         populations = [claim.means.population]
+        if claim.means.population != "uniform" and kind in UNIFORM_ONLY:
+            return []
+    if claim.means.average == "macro" and kind not in MACRO:
+        return []
     if claim.means.average:
         averages = [claim.means.average]
     what = f"{kind if number is None else f'{kind}@{number}'}{' + 1' if bonus else ''}"
@@ -331,13 +334,17 @@ class _Judge:
 
     def _allow(self, way: Way, printed: Mapping[str, Number] | None = None) -> bool:
         """Whether claims can be read in a way together, as the line or another step has them."""
-        return self.bounds.allow(
-            [
-                (reading, claim.number if printed is None else printed[claim.name])
-                for claim, reading in way.items()
-                if _tied(claim, reading) and (printed is None or claim.name in printed)
-            ]
-        )
+        of: dict[Hashable, list[tuple[Reading, Number]]] = {}
+        for claim, reading in way.items():
+            number = claim.number if printed is None else printed.get(claim.name)
+            if number is not None and _tied(claim, reading):
+                of.setdefault(self._counted(claim), []).append((reading, number))
+        return all(self.bounds.allow(together) for together in of.values())
+
+    def _counted(self, claim: Claim) -> Hashable:
+        """Which anchors a name says, and which average: others are bounded apart."""
+        usual = ("uniform", "micro") if self.line.training else (None, None)
+        return claim.means.population or usual[0], claim.means.average or usual[1]
 
     def _allowed(self) -> tuple[dict[Claim, list[Reading]], dict[tuple[Claim, Reading], str]]:
         """Readings that the line allows (none where it contradicts itself), and earlier steps."""
@@ -434,12 +441,11 @@ class _Judge:
         own[claim] = reading
         if not self._allow(own):
             return f"{_listed(alike)} exclude each other when they are read so"
-        for other, members in self.stems.items():
-            if other == claim.means.stem or any(
-                self._allow({**own, **w}) for w in self.ways[other]
-            ):
-                continue
-            return self._against(own, claim, members[0])
+        for stem, members in self.stems.items():
+            ways = self.ways[stem]
+            if stem != claim.means.stem and not any(self._allow({**own, **way}) for way in ways):
+                near = [c for c in members if self._counted(c) == self._counted(claim)]
+                return self._against(own, claim, (near or members)[0])
         return "the line's other numbers exclude it together"
 
     def _against(self, own: Way, claim: Claim, other: Claim) -> str:

@@ -23,6 +23,7 @@ LENGTHS = (
 )
 RATES = (Reading("draft_acceptance_rate"), Reading("verify_rate"))
 SLOTS = ("marginal", "survival", "conditional")
+_PHASE = "train|training|val|valid|validation|eval|test"
 MACRO = ("streak", "tau", "accuracy")
 """Kinds that stacks also print as a mean of means."""
 UNIFORM_ONLY = ("streak_passing", "tau_passing", "eal_product")
@@ -48,13 +49,24 @@ class Name:
 def split_group(name: str) -> tuple[str, str]:
     """The group that a name begins with, and the rest: ``eval/gsm8k``, ``tau``.
 
-    A group ends at the last slash, or is a word such as ``train`` or ``val`` before the rest.
+    A group ends at the last slash, or is a word such as ``train`` or ``val`` before the rest; such
+    a word may also come last, after a slash.
     """
-    group, slash, metric = name.rpartition("/")
+    group, slash, metric = (part.strip() for part in name.rpartition("/"))
+    if slash and group and re.fullmatch(_PHASE, metric):
+        return metric, group
     if slash:
-        return group.strip(), metric.strip()
-    found = re.match(r"(train|training|val|valid|validation|eval|test)[_.](?=\w)", name)
+        return group, metric
+    found = re.match(rf"({_PHASE})[_.](?=\w)", name)
     return (found[1], name[found.end() :]) if found else ("", name)
+
+
+def phase_of(group: str) -> str | None:
+    """``train`` or ``validation``, where a part of a group's name says so."""
+    parts = group.lower().split("/")
+    if any(part.startswith(("val", "eval", "test")) for part in parts):
+        return "validation"
+    return "train" if {"train", "training"} & set(parts) else None
 
 
 def read_names(texts: Sequence[str]) -> list[Name]:

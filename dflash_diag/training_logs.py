@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag.errors import BadInput
-from dflash_diag.metric_names import read_name, split_group
+from dflash_diag.metric_names import phase_of, read_name, split_group
 from dflash_diag.storage import StrPath
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def read_training_log(path: StrPath) -> TrainingLog:
     path = Path(path)
     events = _event_files(path)
     if events:
-        kind, rows = "tensorboard", list(_tensorboard(events))
+        kind, rows = "tensorboard", list(_tensorboard(path, events))
     else:
         kind, rows = _text(path)
     return _tidy(path, kind, rows)
@@ -124,8 +124,8 @@ def _event_files(path: Path) -> list[Path]:
     return [path] if EVENTS in path.name and path.is_file() else []
 
 
-def _tensorboard(files: Iterable[Path]) -> Iterator[Row]:
-    """One row for each scalar of some event files."""
+def _tensorboard(folder: Path, files: Iterable[Path]) -> Iterator[Row]:
+    """One row for each scalar of some event files, named by the subfolder where there is one."""
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util.tensor_util import make_ndarray
@@ -135,12 +135,14 @@ def _tensorboard(files: Iterable[Path]) -> Iterator[Row]:
             do="pip install tensorboard, or export the scalars as CSV",
         ) from error
     for file in files:
+        inside = file.relative_to(folder).parent.as_posix()
+        group = "" if inside == "." else f"{inside}/"
         try:
             for event in EventFileLoader(str(file)).Load():
                 for value in event.summary.value:
                     number = make_ndarray(value.tensor) if value.HasField("tensor") else None
                     if number is not None and number.ndim == 0 and number.dtype.kind in "fiu":
-                        yield {"step": event.step, value.tag: float(number)}
+                        yield {"step": event.step, f"{group}{value.tag}": float(number)}
         except Exception as error:
             raise BadInput(f"{file} cannot be read ({error})", "TensorBoard's events") from error
 
@@ -195,7 +197,9 @@ def _json_lines(path: Path, text: str) -> tuple[str, list[Row]]:
 
 def _csv(path: Path, text: str) -> tuple[str, list[Row]]:
     try:
-        reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+        header = text.lstrip().split("\n", 1)[0]
+        mark = max(",;\t", key=header.count)
+        reader = csv.DictReader(io.StringIO(text.lstrip()), delimiter=mark, skipinitialspace=True)
         rows: list[Row] = list(reader)
     except csv.Error as error:
         raise BadInput(f"{path} is no CSV ({error})", _EXPECTED) from error
@@ -269,8 +273,7 @@ def _named(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
     known, phases, groups, metrics = {}, {}, {}, {}
     for name in dict.fromkeys(frame["name"]):
         group, metric = split_group(name)
-        validates = group.split("/")[0].startswith(("val", "eval", "test"))
-        phases[name] = "validation" if validates else "train"
+        phases[name] = phase_of(group) or "train"
         groups[name], metrics[name] = group or "train", metric
         known[name] = read_name(metric).known
     if not any(known.values()):
@@ -308,7 +311,7 @@ def _step_key(rows: Iterable[Row]) -> str | None:
 
 def _step(value: Any) -> int | None:
     number = _number(value)
-    if number is None or not math.isfinite(number) or number != int(number):
+    if number is None or not abs(number) < 2**53 or number != int(number):
         return None
     return int(number)
 

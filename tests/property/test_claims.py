@@ -144,6 +144,18 @@ def test_what_was_counted_is_among_what_fits(scores, data):
 
 
 @SLOW
+@given(tables())
+def test_names_that_say_their_anchors_are_bounded_apart(scores):
+    """What is walked and what is not, pooled or averaged, come from different counts."""
+    names = ["tau walked", "tau walked macro", "streak uniform", "topk_oracle@4 walked"]
+    names += ["accuracy uniform macro", "ddtree_tau@8 walked", "ddtree_tau@8 uniform"]
+    known = definitions.definitions(scores.labels.shape[1])
+    values = {name: float(known[name].measure(scores).value()[0]) for name in names}
+    for fit in judge(read_claims([f"{name}={value:.4f}" for name, value in values.items()])):
+        assert fit.fits == (fit.claim.name,), fit.excluded
+
+
+@SLOW
 @given(st.data())
 def test_every_step_of_a_log_allows_what_was_counted(data):
     d = data.draw(st.integers(2, 6))

@@ -176,6 +176,7 @@ def test_a_number_is_known_to_half_its_last_decimal():
         ("train.tau", "train", "tau"),
         ("training", "", "training"),
         ("streak", "", "streak"),
+        ("streak/val", "val", "streak"),
     ],
 )
 def test_a_group_is_what_a_name_begins_with(name, group, metric):

@@ -49,6 +49,8 @@ def csv(rows):
         ("log.csv", csv(ROWS)),
         ("log.csv", "\ufeff" + csv(ROWS).replace("\n", "\r\n")),
         ("log.csv", csv(ROWS).replace("step", "Step")),
+        ("log.csv", csv(ROWS).replace(",", ";")),
+        ("log.tsv", csv(ROWS).replace(",", "\t")),
         ("history.jsonl", jsonl(ROWS).replace('"step"', '"_step"')),
     ],
 )
@@ -188,6 +190,13 @@ def test_tensorboards_events_are_read_from_a_folder_or_a_file(events):
         assert log.kind == "tensorboard"
         assert cells(log) == pytest.approx({10: 0.5, 20: 0.7, 30: 0.9})
         assert cells(log, "val") == pytest.approx({10: 0.4, 30: 0.6})
+
+
+def test_subfolders_of_events_are_groups(events):
+    events.rename(events.parent / "validation")
+    log = read_training_log(events.parent)
+    assert log.groups() == ["validation/train", "validation/val"]
+    assert set(log.frame["phase"]) == {"validation"}
 
 
 def test_damaged_events_are_bad_input(tmp_path):
