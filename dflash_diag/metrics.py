@@ -72,6 +72,10 @@ class Scored(Protocol):
         """[A, D, min(64, V)] the drafter's best log-probabilities, descending."""
 
     @property
+    def valid(self) -> NDArray[np.bool_] | None:
+        """[A, D] slots whose label a loss mask keeps; None where every slot is."""
+
+    @property
     def block_size(self) -> int:
         """B."""
 

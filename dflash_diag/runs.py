@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from dflash_diag.capture import Capture
     from dflash_diag.checkpoints import Checkpoint, TensorProblem
+    from dflash_diag.claims import Line
     from dflash_diag.conventions import Convention
     from dflash_diag.decoding import Lossless, Mismatch
     from dflash_diag.drafter import Drafter
@@ -162,6 +163,24 @@ def _or_none(get: Callable[[], T]) -> T | None:
         return None
 
 
+def lines_of(config: RunConfig) -> list[Line]:
+    """Numbers that were claimed, typed in or logged.
+
+    Raises
+    ------
+    BadInput
+        A claim or a log that cannot be read.
+    """
+    from dflash_diag.claims import read_claims, read_log
+
+    lines = read_claims(config.claims)
+    if config.training_log:
+        from dflash_diag.training_logs import read_training_log
+
+        lines += read_log(read_training_log(config.training_log))
+    return lines
+
+
 def capture_only(config: RunConfig) -> Capture:
     """What the verb capture does: run the target and keep the bundle.
 
@@ -243,6 +262,7 @@ class Run:
         self._scores: dict[str, Scores] = {}
         self._alignment: Mapping[str, Any] = {}
         self._doctor: Mapping[str, Any] | None = None
+        self._claimed: list[Line] | None = None
 
     def __repr__(self) -> str:
         names = " beside ".join(self.name(role) for role in self.roles)
@@ -282,6 +302,7 @@ class Run:
         elif not resolved.capture:
             prompts = read_prompts(resolved.prompts)
         run = cls(resolved, prompts, config)
+        run.claimed()
         for role in run.roles:
             reading = run.reading(role)
             if strict and reading.problems:
@@ -698,6 +719,11 @@ class Run:
             self._doctor = examine(self).to_json()
         return self._doctor
 
+    def claimed(self) -> list[Line]:
+        if self._claimed is None:
+            self._claimed = lines_of(self.config)
+        return self._claimed
+
     def influence(self, role: str) -> Influence:
         from dflash_diag.influence import Influence
 
@@ -813,6 +839,7 @@ class Run:
         return storage.content_key(
             id,
             diagnostics.get(id).version,
+            repr(self.claimed()) if id == "claims.fit" else "",
             [[role, self.name(role), self._static_key(role)] for role in self.roles],
             self.config.target,
             self.config.served_output,

@@ -74,6 +74,8 @@ class Scores:
     block_size: int
     convention: dict[str, Any]
     provenance: dict[str, Any]
+    valid: NDArray[np.bool_] | None = None
+    """[A, D] slots whose label a loss mask keeps; None where every slot is."""
 
     @cached_property
     def accepted(self) -> NDArray[np.int64]:
@@ -82,12 +84,12 @@ class Scores:
         return right.sum(axis=1, dtype=np.int64)
 
     def frame(self) -> pd.DataFrame:
-        """One row an anchor and proposal, without the stored candidates."""
+        """One row an anchor and proposal, without the stored candidates; ``valid`` where known."""
         import pandas as pd
 
         a, d = self.labels.shape
         k = np.tile(np.arange(1, d + 1, dtype=np.int16), a)
-        return pd.DataFrame(
+        table = pd.DataFrame(
             {
                 "prompt": np.repeat(self.prompt, d),
                 "prompt_id": np.repeat(np.asarray(self.prompt_ids, object)[self.prompt], d),
@@ -99,6 +101,7 @@ class Scores:
                 "label_logprob": self.label_logprob.ravel(),
             }
         )
+        return table if self.valid is None else table.assign(valid=self.valid.ravel())
 
     def save(self, folder: StrPath) -> None:
         """Write ``scores.parquet``, ``topk.safetensors`` and, last, ``scores.json``.
@@ -174,6 +177,7 @@ class Scores:
             block_size=int(facts["block_size"]),
             convention=facts["convention"],
             provenance=facts["provenance"],
+            valid=column("valid", np.bool_) if "valid" in table else None,
         )
 
 

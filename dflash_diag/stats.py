@@ -139,7 +139,7 @@ def estimates(
         return _divide(weights @ top, weights @ bottom)
 
     counted = (bottom > 0).sum(axis=0)
-    found = _bca(statistic, len(top), counted, seed=seed, draws=draws, level=level)
+    found = bca(statistic, len(top), counted, seed=seed, draws=draws, level=level)
     return {
         key: Estimate(*numbers, n, r.unit)
         for (key, r), numbers, n in zip(ratios.items(), found, counted, strict=True)
@@ -174,7 +174,7 @@ def differences(
         )
 
     counted = both.sum(axis=0)
-    found = _bca(statistic, len(a_top), counted, seed=seed, draws=draws, level=level)
+    found = bca(statistic, len(a_top), counted, seed=seed, draws=draws, level=level)
     return {
         key: Estimate(*numbers, n, a.unit)
         for (key, (a, _)), numbers, n in zip(pairs.items(), found, counted, strict=True)
@@ -310,14 +310,14 @@ def _weights(n: int, draws: int, rng: np.random.Generator) -> Floats:
     return np.bincount(picks.ravel(), minlength=draws * n).reshape(draws, n).astype(np.float64)
 
 
-def _bca(
+def bca(
     statistic: Callable[[Floats], Floats],
     n: int,
     counted: NDArray[np.int_],
     *,
     seed: int,
     draws: int,
-    level: float,
+    level: float = LEVEL,
 ) -> list[tuple[float | None, float | None, float | None]]:
     """Bias-corrected and accelerated intervals of S statistics of prompt weights.
 

@@ -34,6 +34,8 @@ MODULES = (
     "target_states",
     "mask_visibility",
     "mask_influence",
+    "claims_dictionary",
+    "claims_fit",
 )
 
 

@@ -18,6 +18,7 @@ from dflash_diag.stats import Estimate
 
 if TYPE_CHECKING:
     from dflash_diag.checkpoints import Checkpoint, TensorProblem
+    from dflash_diag.claims import Line
     from dflash_diag.conventions import Convention
     from dflash_diag.influence import Influence
     from dflash_diag.scoring import Scores
@@ -110,6 +111,9 @@ class Inputs(Protocol):
 
     def reference(self) -> Mapping[str, Any] | None:
         """What became of a server's continuations; None where they are the target's own."""
+
+    def claimed(self) -> Sequence[Line]:
+        """Numbers that somebody claims, typed in or logged; empty where there are none."""
 
     def influence(self, role: str) -> Influence:
         """What its proposals depend on as it runs; raises `Skip` where that cannot be tried."""

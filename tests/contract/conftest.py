@@ -18,6 +18,7 @@ import fake_alignment
 import fake_states
 from fakes import FakeInputs, simulated_scores
 
+from dflash_diag.claims import read_claims
 from dflash_diag.doctor.merging import merged
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.served_check = lossless_rows(n_prompts, generated)
     made.reference_check = reference_rows(n_prompts, generated)
     made.probed = probed()
+    made.claimed_lines = read_claims(["streak=1.24", "dds4=2.78", "dds8=3.58", "eval/<b>=0.4"])
     return made
 
 

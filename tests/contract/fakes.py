@@ -58,6 +58,7 @@ def simulated_scores(
         block_size=proposed + 1,
         convention={},
         provenance={},
+        valid=None,
     )
 
 
@@ -81,6 +82,7 @@ class FakeInputs:
     checks: dict[str, Any] = field(default_factory=dict)
     aligned: dict[str, Any] = field(default_factory=dict)
     examined: dict[str, Any] = field(default_factory=dict)
+    claimed_lines: list[Any] = field(default_factory=list)
     seed: int = 0
     draws: int = 400
 
@@ -139,6 +141,9 @@ class FakeInputs:
 
     def doctor(self) -> dict[str, Any]:
         return self.examined
+
+    def claimed(self) -> list[Any]:
+        return self.claimed_lines
 
     def reference(self) -> dict[str, Any] | None:
         return self.reference_check

@@ -40,6 +40,7 @@ class Scores:
     topk_logprobs: np.ndarray
     block_size: int
     unscored: list = field(default_factory=list)
+    valid: np.ndarray | None = None
     convention: dict = field(default_factory=dict)
     provenance: dict = field(default_factory=dict)
 
