@@ -26,7 +26,7 @@ from stamp import stamp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import planted
-from planted import FULL, HEALTHY, HYBRID, PAIRS, SINGLE, TRAINED, Case
+from planted import FULL, HEALTHY, HYBRID, PAIRS, SINGLE, TRAINED
 
 from dflash_diag.capture import make_capture
 from dflash_diag.config import RunConfig
