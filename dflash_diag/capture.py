@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save
@@ -73,7 +73,7 @@ def make_capture(
     out: StrPath,
     *,
     max_new_tokens: int | None = None,
-    like: Capture | None = None,
+    like: Given | None = None,
     layers: LayerMode = "around",
     taps: Iterable[int] | None = None,
     all_layers_for: int = 0,
@@ -98,8 +98,8 @@ def make_capture(
     max_new_tokens
         G: generated tokens, fewer where a prompt's continuation ends by itself.
     like
-        Another capture whose tokens are run through this target, in place of prompts and decoding;
-        G is then its own. Two captures of the same tokens can be compared.
+        Another capture, or other texts, whose tokens are run through this target, in place of
+        prompts and decoding; G is then its own. Two captures of the same tokens can be compared.
     layers, taps
         See `select_layers`.
     all_layers_for
@@ -200,6 +200,26 @@ def make_capture(
     return Capture.load(out, verify=False)
 
 
+class Given(Protocol):
+    """Texts with their continuations: a `Capture`, or whatever looks like one."""
+
+    @property
+    def prompts(self) -> Sequence[CapturedPrompt]: ...
+
+    @property
+    def target_facts(self) -> Mapping[str, Any]: ...
+
+    @property
+    def reference(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
+
+    def tokens(self, i: int) -> Tensor: ...
+
+    def __len__(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class _Plan:
     """Which states of a prompt are kept, and how long its continuation may be."""
@@ -240,7 +260,7 @@ class _Text:
         return cls(prompt.id, ids, text)
 
     @classmethod
-    def like(cls, target: Target, capture: Capture, i: int) -> _Text:
+    def like(cls, target: Target, capture: Given, i: int) -> _Text:
         prompt, tokens = capture.prompts[i], capture.tokens(i).tolist()
         target.check_ids(prompt.id, tokens)
         ids, given = tokens[: prompt.n_prompt_tokens], tokens[prompt.n_prompt_tokens :]

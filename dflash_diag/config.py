@@ -146,6 +146,8 @@ class RunConfig(BaseModel):
                     "prompts": ",".join(str(data / name) for name, _ in EXAMPLE.prompts),
                     "max_new_tokens": self.max_new_tokens or EXAMPLE.max_new_tokens,
                     "against": self.against or EXAMPLE.against_specs(),
+                    "training_sequences": self.training_sequences
+                    or str(EXAMPLE.part(EXAMPLE.training_sequences)),
                     "training_log": self.training_log or str(EXAMPLE.part(EXAMPLE.training_log)),
                 }
             )

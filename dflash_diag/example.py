@@ -21,6 +21,7 @@ class Example:
     target: str = "zoo/hybrid/target"
     drafter: str = "zoo/hybrid/drafters/anchor_included"
     reference: str = "zoo/hybrid/drafters/reference"
+    training_sequences: str = "zoo/hybrid/sequences"
     training_log: str = "zoo/hybrid/drafters/anchor_included/training_log.jsonl"
     prompts: tuple[tuple[str, int], ...] = (
         ("prompts/coding.jsonl", 10),

@@ -10,6 +10,7 @@
     OUT/divergence/KEY.json           comparison with another backend, dtype or capture
     OUT/state_checks/KEY.json         audit of the hidden states
     OUT/influence/KEY.json            what one drafter's proposals depend on
+    OUT/gap/KEY.json                  the training measurement again, and its way to serving
     OUT/results/ID/                   one diagnostic's result
     OUT/notebooks/*.ipynb             executed copies
     OUT/index.html, *.html            the report
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from dflash_diag.conventions import Convention
     from dflash_diag.decoding import Lossless, Mismatch
     from dflash_diag.drafter import Drafter
+    from dflash_diag.gap_runs import GapRun
     from dflash_diag.influence import Influence
     from dflash_diag.scoring import Scores
     from dflash_diag.servers import Server
@@ -67,6 +69,10 @@ SCORE_RESULTS = (
     "acceptance.comparison",
 )
 """Diagnostics that the verb score looks at."""
+OF_TRAINING = ("training.replay", "gap.decomposition")
+"""Diagnostics that measure what training measured."""
+OF_CLAIMS = ("claims.fit", *OF_TRAINING)
+"""Diagnostics that depend on what is claimed."""
 FAIL_ON: Mapping[str, frozenset[Verdict]] = {
     "none": frozenset(),
     "warn": frozenset({Verdict.WARN, Verdict.FAIL, Verdict.ERROR}),
@@ -292,6 +298,10 @@ class Run:
             from dflash_diag.targets import resolve_device
 
             resolve_device(resolved.device)
+        if resolved.training_sequences:
+            from dflash_diag.training_sequences import read_training_sequences
+
+            read_training_sequences(resolved.training_sequences)
         if resolved.served_output:
             from dflash_diag.references import read_served
 
@@ -719,6 +729,39 @@ class Run:
             self._doctor = examine(self).to_json()
         return self._doctor
 
+    def replay(self) -> Mapping[str, Any]:
+        from dflash_diag.gap_runs import replay_of
+
+        return replay_of(self)
+
+    def gap(self) -> Mapping[str, Any]:
+        from dflash_diag.gap_runs import gap_of
+
+        return gap_of(self)
+
+    @cached_property
+    def training(self) -> GapRun:
+        """The training side of the judged drafter."""
+        from dflash_diag.gap_runs import GapRun
+
+        return GapRun(self)
+
+    @cached_property
+    def training_key(self) -> str:
+        """What measuring the training again depends on."""
+        from dflash_diag.training_sequences import digest
+
+        sequences = self.config.training_sequences
+        return storage.content_key(
+            self.score_key(DRAFTER),
+            self.checkpoint(DRAFTER).training_args,
+            self.config.target,
+            self.config.backend,
+            self.config.against,
+            self.states.digests,
+            digest(sequences) if sequences else "",
+        )
+
     def claimed(self) -> list[Line]:
         if self._claimed is None:
             self._claimed = lines_of(self.config)
@@ -839,8 +882,9 @@ class Run:
         return storage.content_key(
             id,
             diagnostics.get(id).version,
-            repr(self.claimed()) if id == "claims.fit" else "",
+            repr(self.claimed()) if id in OF_CLAIMS else "",
             [[role, self.name(role), self._static_key(role)] for role in self.roles],
+            self.training_key if id in OF_TRAINING and DRAFTER in self.roles else "",
             self.config.target,
             self.config.served_output,
             self.config.against,

@@ -346,6 +346,45 @@ def bca(
     ]
 
 
+def bca_apart(
+    statistic: Callable[[Sequence[Floats]], Floats],
+    sizes: Sequence[int],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+    level: float = LEVEL,
+) -> list[tuple[float | None, float | None, float | None]]:
+    """The same for statistics of several populations, each resampled on its own.
+
+    Parameters
+    ----------
+    statistic
+        Maps the weights [R, n] of each population to values [R, S].
+    sizes
+        Members of each population. With a single one there is no interval.
+
+    Returns
+    -------
+    list
+        (value, lo, hi) of each statistic.
+    """
+    rng = np.random.default_rng(seed)
+    value = statistic([np.ones((1, n)) for n in sizes])[0]
+    left_out = []
+    for at, n in enumerate(sizes):
+        weights = [np.ones((n, other)) for other in sizes]
+        weights[at] = 1.0 - np.eye(n)
+        one = statistic(weights)
+        left_out.append(one - one.mean(axis=0))
+    influences = np.concatenate(left_out)
+    parts = _parts(draws, _CHUNK // max(sizes))
+    drawn = np.concatenate([statistic([_weights(n, part, rng) for n in sizes]) for part in parts])
+    drawn = np.sort(drawn.T, axis=1)
+    return [
+        _one_bca(value[s], influences[:, s], drawn[s], min(sizes), level) for s in range(len(value))
+    ]
+
+
 def _one_bca(
     value: float, left_out: Floats, drawn: Floats, counted: int, level: float
 ) -> tuple[float | None, float | None, float | None]:

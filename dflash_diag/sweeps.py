@@ -156,7 +156,7 @@ class Sweep:
         borrowed = Borrowed.of(self.capture, drafter, SLICE_BYTES)
         features = self._features(drafter, index, states)
         features = features[: context_rows(how.context_bound, int(at[-1]))]
-        parts = [at] if together is None else list(_dealt(at, together))
+        parts = [at] if together is None else list(dealt(at, together))
         right = torch.empty(len(at), how.n_proposed, dtype=torch.bool)
         for part in parts:
             context = None
@@ -214,7 +214,7 @@ class Sweep:
         return place[index]
 
 
-def _dealt(anchors: Tensor, together: int) -> list[Tensor]:
+def dealt(anchors: Tensor, together: int) -> list[Tensor]:
     """Anchors dealt into passes, so that those of one pass are spread over the text."""
     passes = -(-len(anchors) // together)
     return [anchors[start::passes] for start in range(passes)]

@@ -36,6 +36,8 @@ MODULES = (
     "mask_influence",
     "claims_dictionary",
     "claims_fit",
+    "training_replay",
+    "gap_decomposition",
 )
 
 

@@ -112,6 +112,12 @@ class Inputs(Protocol):
     def reference(self) -> Mapping[str, Any] | None:
         """What became of a server's continuations; None where they are the target's own."""
 
+    def replay(self) -> Mapping[str, Any]:
+        """The training measurement again, by split, and what was claimed; `Skip` without texts."""
+
+    def gap(self) -> Mapping[str, Any]:
+        """The way from a training number to the serving tau, part by part."""
+
     def claimed(self) -> Sequence[Line]:
         """Numbers that somebody claims, typed in or logged; empty where there are none."""
 

@@ -14,7 +14,16 @@ import warnings
 from html import escape
 from typing import TYPE_CHECKING
 
-from dflash_diag.plotting import acceptance, alignment, checkpoint, claims, influence, masks, states
+from dflash_diag.plotting import (
+    acceptance,
+    alignment,
+    checkpoint,
+    claims,
+    gap,
+    influence,
+    masks,
+    states,
+)
 from dflash_diag.plotting.pieces import FAINT, FONTS, LOOKS, WIDTH, Plot, style
 from dflash_diag.results import Result
 
@@ -29,6 +38,7 @@ PLOTS: dict[str, Plot] = {
     **masks.PLOTS,
     **states.PLOTS,
     **influence.PLOTS,
+    **gap.PLOTS,
     **claims.PLOTS,
 }
 """Plots by the id of their diagnostic."""

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import fake_alignment
+import fake_gap
 import fake_states
 from fakes import FakeInputs, simulated_scores
 
@@ -186,6 +187,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.served_check = lossless_rows(n_prompts, generated)
     made.reference_check = reference_rows(n_prompts, generated)
     made.probed = probed()
+    made.replayed, made.gaps = fake_gap.replayed(), fake_gap.gap()
     made.claimed_lines = read_claims(["streak=1.24", "dds4=2.78", "dds8=3.58", "eval/<b>=0.4"])
     return made
 

@@ -83,6 +83,8 @@ class FakeInputs:
     aligned: dict[str, Any] = field(default_factory=dict)
     examined: dict[str, Any] = field(default_factory=dict)
     claimed_lines: list[Any] = field(default_factory=list)
+    replayed: dict[str, Any] = field(default_factory=dict)
+    gaps: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     draws: int = 400
 
@@ -141,6 +143,12 @@ class FakeInputs:
 
     def doctor(self) -> dict[str, Any]:
         return self.examined
+
+    def replay(self) -> dict[str, Any]:
+        return self.replayed
+
+    def gap(self) -> dict[str, Any]:
+        return self.gaps
 
     def claimed(self) -> list[Any]:
         return self.claimed_lines

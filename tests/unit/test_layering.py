@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "dflash_diag"
 # Lowest first; a module may import its own layer and those above it in this list. A folder stands
 # for all that is in it.
 LAYERS = [
-    {"errors", "paths", "progress", "results", "stats", "storage"},
+    {"errors", "paths", "progress", "results", "shapley", "stats", "storage"},
     {
         "bounds",
         "causes",
@@ -69,9 +69,22 @@ LAYERS = [
         "additions",
         "visibility",
         "one_block",
+        "gap",
+        "gap_words",
+        "replay",
+        "training_sequences",
     },
     {"diagnostics"},
-    {"alignment_runs", "compare", "config", "doctor", "runs", "state_runs", "training_audit"},
+    {
+        "alignment_runs",
+        "compare",
+        "config",
+        "doctor",
+        "gap_runs",
+        "runs",
+        "state_runs",
+        "training_audit",
+    },
     {"history", "plotting", "report", "views", "widgets"},
     {"cli"},
 ]

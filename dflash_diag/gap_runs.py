@@ -1,0 +1,432 @@
+"""What a run measures about the gap between training and serving, kept in the run's folder.
+
+::
+
+    OUT/captures/KEY/      the target on training texts, and on its own text after their beginnings
+    OUT/gap/KEY.json       the training measurement again, and the gap taken apart
+
+See `replay` and `gap` for the methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dflash_diag import definitions, storage
+from dflash_diag.alignment import CONTEXT
+from dflash_diag.claims import LOGGED, Fit, judge
+from dflash_diag.definitions import DEFINITIONS, Definition
+from dflash_diag.diagnostics.base import DRAFTER, Skip
+from dflash_diag.gap import GREEDY, PROMPTS, UNSEEN, Gap, Level, World, decompose
+from dflash_diag.prompts import Prompt
+from dflash_diag.replay import Context, Passage, Replayed, replay
+from dflash_diag.training_logs import LAST, read_training_log
+from dflash_diag.training_sequences import (
+    TRAIN,
+    VALIDATION,
+    AnchorRule,
+    Split,
+    Texts,
+    draw_anchors,
+    read_training_sequences,
+    rule_of,
+    sampled,
+)
+
+if TYPE_CHECKING:
+    from dflash_diag.bundle import Capture
+    from dflash_diag.conventions import Convention
+    from dflash_diag.runs import Run
+    from dflash_diag.scoring import Scores
+
+VERSION = "gap/1"
+ROWS = 32
+"""Rows of each split that are measured again."""
+CONTINUED = 12
+"""Rows whose beginnings the target continues."""
+ROUNDING = 0.1
+"""Nats below the target's best choice at which a token still counts as its own: bfloat16 rounds
+differently from one machine to the next."""
+PREFERRED = ("streak uniform", "tau uniform", "tau walked", "streak walked", "tau walked macro")
+"""Definitions to start from where several numbers are claimed, best first."""
+
+
+def replay_of(run: Run) -> dict[str, Any]:
+    """What the trainer's dashboard would show, measured again; kept.
+
+    Raises
+    ------
+    Skip
+        There is no target, or there are no texts.
+    """
+    needed = {"target": "--target", "training_sequences": "--training-sequences"}
+    lacking = [option for name, option in needed.items() if not getattr(run.config, name)]
+    if lacking:
+        raise Skip(
+            "Measuring the training number again takes the texts that it was measured on and the "
+            f"target to run over them (give {' and '.join(lacking)})."
+        )
+    found = _kept(run, "replay", lambda of: of.measured())
+    return {**found, "claims": [claimed(run, fit, found["splits"]) for fit in fits_of(run)]}
+
+
+def gap_of(run: Run) -> Mapping[str, Any]:
+    """The gap between a training number and the serving tau, taken apart; kept."""
+    claim = start_of(fits_of(run))
+    said = claim.to_json() if claim else None
+    return _kept(run, "gap", lambda of: of.decomposed(claim), said)
+
+
+def fits_of(run: Run) -> list[Fit]:
+    """Every claimed number with the definitions that can have printed it."""
+    return judge(run.claimed(), n_proposed=run.convention(DRAFTER).n_proposed)
+
+
+def claimed(run: Run, fit: Fit, splits: Collection[str]) -> dict[str, Any]:
+    """A claim with the split that it was printed for, and how far a log's last lines spread."""
+    return {
+        **fit.to_json(),
+        "step": fit.line.step,
+        "split": split_of(fit, splits),
+        "spread": spread_of(run, fit),
+    }
+
+
+def spread_of(run: Run, fit: Fit) -> tuple[float, float]:
+    """Smallest and largest value in the last lines of the log; the claim itself if typed in."""
+    if fit.line.source != LOGGED:
+        return fit.claim.value, fit.claim.value
+    table = read_training_log(run.config.training_log).table(fit.line.group)
+    last = table[fit.claim.name].dropna().tail(LAST)
+    return float(last.min()), float(last.max())
+
+
+def _kept(
+    run: Run, what: str, make: Callable[[GapRun], dict[str, Any]], *more: Any
+) -> Mapping[str, Any]:
+    if DRAFTER not in run.roles:
+        raise Skip("No drafter was given, so nothing was trained (--drafter).")
+    if run.capture.thinned:
+        raise Skip("A capture that keeps only some positions cannot be scored.")
+    key = storage.content_key(
+        VERSION, what, ROWS, CONTINUED, run.training_key, run.seed, run.draws, *more
+    )
+    path = run.out / "gap" / f"{key[:12]}.json"
+    if not path.is_file():
+        storage.write_json(path, storage.plain(make(run.training)))
+    found: Mapping[str, Any] = storage.read_json(path)
+    return found
+
+
+class GapRun:
+    """The training measurement of a run's drafter, and its way to the serving tau."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.drafter = run, run.drafter(DRAFTER)
+        self.arguments = run.checkpoint(DRAFTER).training_args or {}
+        self.noise = float(self.arguments.get("hidden_noise") or 0)
+        self.reading, self.context = own_reading(self.drafter.convention, run.alignment())
+
+    def measured(self) -> dict[str, Any]:
+        """Every definition on each split, under the trainer's own reading."""
+        splits = {}
+        for name in self.splits:
+            scores = self.replayed(self.passages(name), False, False).scores
+            found = definitions.measure(scores, seed=self.run.seed, draws=self.run.draws)
+            splits[name] = {
+                "n_texts": len(scores.prompt_ids),
+                "n_anchors": len(scores.anchor),
+                "numbers": {key: one.to_json() for key, one in found.items()},
+            }
+        return {"splits": splits, **self.how()}
+
+    def how(self) -> dict[str, Any]:
+        """In what way the trainer's side is measured."""
+        declared, own = (one.to_json() for one in (self.drafter.convention, self.reading))
+        texts = [text for split in self.splits.values() for text in split]
+        return {
+            "reading": {k: own[k]["value"] for k in own if own[k]["value"] != declared[k]["value"]},
+            "declared": {
+                k: declared[k]["value"] for k in own if own[k]["value"] != declared[k]["value"]
+            },
+            "context": self.context,
+            "noise": self.noise,
+            "labels": self.rule.labels,
+            "anchors": "stored" if any(t.anchors is not None for t in texts) else "drawn",
+            "dtype": str(self.drafter.fc.weight.dtype).removeprefix("torch."),
+        }
+
+    def decomposed(self, claim: Fit | None) -> dict[str, Any]:
+        """The way from a claimed number, or from the replayed one, to serving's."""
+        definition = definition_of(claim)
+        split = split_of(claim, self.splits) if claim else None
+        split = split or next(iter(self.splits), None)
+        world = World(
+            levels := self.levels(split),
+            sizes={one.population: 1 + max(one.member.values()) for one in levels},
+            definition=definition,
+            prompt_too=self.prompt_too,
+            readings=self.context != "own" or self.reading != self.drafter.convention,
+            noise=self.noise > 0,
+        )
+        value = claim.claim.value if claim else None
+        found = decompose(world, value, seed=self.run.seed, draws=self.run.draws)
+        return {
+            "claim": claim.to_json() if claim else None,
+            "step": claim.line.step if claim else None,
+            "spread": spread_of(self.run, claim) if claim else None,
+            "definition": definition.name,
+            "means": definition.means,
+            "split": split,
+            "sizes": dict(world.sizes),
+            **gap_json(found),
+            **self.how(),
+            "not_measured": self.not_measured(),
+        }
+
+    def not_measured(self) -> list[dict[str, str]]:
+        """Factors whose two sides are not both at hand, each with the reason."""
+        rows = []
+        if not self.splits:
+            lacking = "without them (--training-sequences) and the target (--target)"
+            rows.append({"factor": "training texts", "reason": f"They are not known {lacking}."})
+        reason = (
+            f"The states were computed here ({self.run.states.own_name}), not where it was trained."
+        )
+        for name in self.run.sides():
+            try:
+                own, other = self.run.side_scores(name)
+            except Skip:
+                continue
+            change = _tau(other) - _tau(own)
+            reason += f" On your prompts those of {name} move tau by {change:+.2f}."
+        rows.append({"factor": "hidden-state backend", "reason": reason})
+        trained = self.run.checkpoint(DRAFTER).body.get("dtype")
+        used = str(self.drafter.fc.weight.dtype).removeprefix("torch.")
+        if trained not in (None, used):
+            reason = f"Both ends are scored in {used}; the checkpoint is in {trained}."
+            rows.append({"factor": "precision", "reason": reason})
+        return rows
+
+    # --- texts ------------------------------------------------------------------------------------
+
+    @cached_property
+    def splits(self) -> Mapping[str, Split]:
+        """Some rows of each split; none where there is no target to run over them."""
+        if not (self.run.config.target and self.run.config.training_sequences):
+            return {}
+        whole = read_training_sequences(self.run.config.training_sequences)
+        return {name: sampled(split, ROWS) for name, split in whole.items()}
+
+    @cached_property
+    def rule(self) -> AnchorRule:
+        """How the trainer draws anchors."""
+        from dflash_diag.checkpoints import detect_stack
+
+        count = self.arguments.get("num_anchors")
+        stack = detect_stack(self.run.checkpoint(DRAFTER)).name
+        return rule_of(stack, self.reading.block_size, int(count) if count else None)
+
+    def passages(self, name: str) -> list[Passage]:
+        """The texts of one split with the anchors of a training step."""
+        split = self.splits[name]
+        capture = self.captured(name, [(t.id, t.tokens.tolist(), t.prefix) for t in split])
+        drawn = draw_anchors(split, self.rule, self.reading.block_size, self.run.seed)
+        pairs = enumerate(zip(split, drawn, strict=True))
+        return [Passage(capture, i, t.learned, t.written, a) for i, (t, a) in pairs]
+
+    def continued(self, name: str) -> list[Passage]:
+        """What the target itself says after the beginnings of some texts of a split.
+
+        A stored text that is the target's own up to rounding is taken as it is.
+        """
+        made, rest = [], []
+        chosen = {text.id for text in sampled(self.splits[name], CONTINUED)}
+        for passage, text in zip(self.passages(name), self.splits[name], strict=True):
+            length = text.prefix + self.run.capture.max_new_tokens
+            if text.id in chosen and is_own(passage, length):
+                made.append(
+                    Passage.generated(
+                        passage.capture, passage.index, length=length, prompt_too=self.prompt_too
+                    )
+                )
+            elif text.id in chosen:
+                rest.append(
+                    Prompt(id=text.id, prompt_ids=tuple(text.tokens[: text.prefix].tolist()))
+                )
+        if rest:
+            capture = self.captured(f"{name}, continued", rest)
+            made += self.generated(capture)
+        return made
+
+    def generated(self, capture: Capture) -> list[Passage]:
+        """Prompts that hold a block under either reading."""
+        needed = max(
+            how.n_proposed + max(0, how.label_offset)
+            for how in (self.reading, self.drafter.convention)
+        )
+        return [
+            Passage.generated(capture, i, prompt_too=self.prompt_too)
+            for i, prompt in enumerate(capture.prompts)
+            if prompt.n_generated > needed
+        ]
+
+    def captured(self, name: str, texts: Sequence[Any]) -> Capture:
+        """The target on given texts (id, tokens, prefix), or on prompts that it continues."""
+        from dflash_diag.bundle import Capture
+        from dflash_diag.capture import make_capture
+
+        run, given = self.run, not isinstance(texts[0], Prompt)
+        taps = sorted({*self.reading.taps, *self.drafter.convention.taps})
+        content = texts if given else [one.to_json() for one in texts]
+        key = storage.content_key(VERSION, run.capture_digest, name, content, taps)
+        folder = run.out / "captures" / key[:12]
+        if not (folder / "manifest.json").is_file():
+            make_capture(
+                run.target,
+                [] if given else texts,
+                folder,
+                max_new_tokens=None if given else run.capture.max_new_tokens,
+                like=Texts.of(texts, "training text") if given else None,
+                layers="taps",
+                taps=taps,
+            )
+        return Capture.load(folder, verify=False)
+
+    @cached_property
+    def prompt_too(self) -> bool:
+        """Whether the trainer's anchors lie in prompts as well."""
+        texts = [text for split in self.splits.values() for text in split]
+        return any(
+            not text.written[at].all()
+            for text in texts
+            if len(at := np.flatnonzero(text.learned) if text.anchors is None else text.anchors)
+        )
+
+    # --- blocks -----------------------------------------------------------------------------------
+
+    def levels(self, split: str | None) -> list[Level]:
+        """From the texts that were trained on to the user's prompts."""
+        found = []
+        if split is not None:
+            found.append(self._level("", split, self.passages(split), generated=False))
+            if split == TRAIN and VALIDATION in self.splits:
+                split = VALIDATION
+                texts = self.passages(split)
+                found.append(self._level(UNSEEN, split, texts, generated=False))
+            found.append(self._level(GREEDY, split, self.continued(split), generated=True))
+        factor = PROMPTS if found else ""
+        prompts = self.generated(self.run.capture)
+        return [*found, self._level(factor, "your prompts", prompts, generated=True)]
+
+    def _level(
+        self, factor: str, population: str, passages: Sequence[Passage], *, generated: bool
+    ) -> Level:
+        if population in self.splits:
+            rows = sorted({text.row for text in self.splits[population]})
+            member = {text.id: rows.index(text.row) for text in self.splits[population]}
+        else:
+            member = {passage.prompt.id: i for i, passage in enumerate(passages)}
+
+        @cache
+        def replayed(served: bool, quiet: bool) -> Replayed:
+            return self.replayed(passages, served, quiet)
+
+        return Level(factor, population, member, generated, replayed)
+
+    def replayed(self, passages: Sequence[Passage], served: bool, quiet: bool) -> Replayed:
+        """The drafter on some texts, as it was trained or as it is served."""
+        drawn = [len(one.anchors) for one in passages if one.anchors is not None]
+        return replay(
+            self.drafter if served else self.drafter.under(self.reading),
+            passages,
+            labels=self.rule.labels if drawn else "tokens",
+            noise=0.0 if quiet else self.noise,
+            context="own" if served else self.context,
+            together=self.rule.count,
+            seed=self.run.seed,
+        )
+
+
+def _tau(scores: Scores) -> float:
+    (value,) = DEFINITIONS["tau walked"].measure(scores).value()
+    return float(value)
+
+
+def start_of(fits: Sequence[Fit]) -> Fit | None:
+    """The claim to start from: of a training line if there is one, an accepted length if any."""
+
+    def rank(fit: Fit) -> tuple[bool, int]:
+        usual = [PREFERRED.index(name) for name in fit.fits if name in PREFERRED]
+        return fit.line.split is None, min(usual, default=len(PREFERRED))
+
+    lengths = [
+        fit
+        for fit in fits
+        if any(name in DEFINITIONS and DEFINITIONS[name].unit == "tokens" for name in fit.fits)
+    ]
+    return min(lengths, key=rank, default=None)
+
+
+def definition_of(claim: Fit | None) -> Definition:
+    """The definition that a number starts from: of those that fit, the most usual one."""
+    named = [DEFINITIONS[name] for name in (claim.fits if claim else ()) if name in DEFINITIONS]
+    fits = [one.name for one in named if one.unit == "tokens"]
+    usual = [name for name in PREFERRED if name in fits]
+    return DEFINITIONS[(usual or fits or PREFERRED)[0]]
+
+
+def split_of(claim: Fit, splits: Collection[str]) -> str | None:
+    """The split that a number was printed for; None where there are no such texts."""
+    line = claim.line
+    own = line.split if line.group else TRAIN
+    return own if own in splits else None
+
+
+def gap_json(gap: Gap) -> dict[str, Any]:
+    """As plain values."""
+    return {
+        "claimed": gap.claimed,
+        "replayed": gap.replayed.to_json(),
+        "served": gap.served.to_json(),
+        "n_orders": gap.n_orders,
+        "bars": [
+            {"factors": list(one.factors), **one.change.to_json()}
+            | {"lo_order": one.lo_order, "hi_order": one.hi_order}
+            for one in gap.bars
+        ],
+    }
+
+
+def own_reading(declared: Convention, alignment: Mapping[str, Any]) -> tuple[Convention, Context]:
+    """The reading under which the weights were trained, as far as it was found, and its context.
+
+    Returns
+    -------
+    tuple
+        The best reading that trying all of them found, whether or not serving could follow it;
+        ``zero`` where zeros in place of the context did better.
+    """
+    found = [one for one in alignment["findings"] if one["status"] == "found"]
+    if not found:
+        return declared, "own"
+    rounds = alignment["rounds"]
+    named = [one for one in found if one["settings"]]
+    # A round that stands on no setting stands on the context of zeros.
+    zero = CONTEXT in {one["cause"] for one in found} and len(rounds) - 1 > len(named)
+    return declared.override(rounds[-1]["settings"]), "zero" if zero else "own"
+
+
+def is_own(passage: Passage, length: int) -> bool:
+    """Whether the text up to ``length`` is what the target says greedily, up to rounding."""
+    tokens = passage.capture.tokens(passage.index).numpy()
+    if len(tokens) < length:
+        return False
+    said = np.arange(passage.prompt.n_prompt_tokens, length)
+    ids, logprobs = (one[said - 1] for one in passage.capture.top_choices(passage.index))
+    near = (ids == tokens[said, None]) & (logprobs >= logprobs[:, :1] - ROUNDING)
+    return bool(near.any(axis=1).all())
