@@ -80,9 +80,10 @@ class World:
     def factors(self) -> list[str]:
         """Factors in which the two ends differ."""
         differs = {
-            METRIC: self.definition.name != SERVED,
+            METRIC: uniform(self.definition) != SERVED,
             REGION: self.prompt_too,
-            WALK: self.definition.population != "walked",
+            # Drawn anchors cannot be walked, whatever the trainer's definition says.
+            WALK: not (self.definition.population == "walked" and self.levels[0].generated),
             READING: self.readings,
             NOISE: self.noise,
         }

@@ -11,6 +11,8 @@ from scipy import stats as scipy_stats
 
 from dflash_diag.stats import (
     Estimate,
+    bca,
+    bca_apart,
     differences,
     estimates,
     few_prompts_note,
@@ -274,3 +276,35 @@ def test_few_prompts_are_said_to_run_short():
     assert "12 prompts" in few_prompts_note(12)
     assert "run short" in few_prompts_note(12)
     assert "no interval" in few_prompts_note(1)
+
+
+def test_several_populations_are_resampled_each_on_its_own():
+    """The difference of two means has the standard error of two independent samples."""
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(2.0, 1.0, 60), rng.normal(1.0, 2.0, 90)
+
+    def statistic(weights):
+        means = [w @ x / w.sum(axis=1) for w, x in zip(weights, (a, b), strict=True)]
+        return np.stack([means[0] - means[1], means[0]], axis=1)
+
+    (value, lo, hi), alone = bca_apart(statistic, [60, 90], seed=0, draws=4_000)
+    error = (a.var(ddof=1) / 60 + b.var(ddof=1) / 90) ** 0.5
+    assert value == pytest.approx(a.mean() - b.mean())
+    assert (hi - lo) / (2 * 1.96) == pytest.approx(error, rel=0.06)
+    # A statistic of one of them alone has that one's interval.
+    assert (alone[2] - alone[1]) / (2 * 1.96) == pytest.approx(a.std(ddof=1) / 60**0.5, rel=0.06)
+
+
+def test_one_population_alone_is_the_plain_bootstrap():
+    x = np.random.default_rng(4).gamma(1.0, 1.0, 40)
+
+    def statistic(weights):
+        return (weights @ x / weights.sum(axis=1))[:, None]
+
+    apart = bca_apart(lambda w: statistic(w[0]), [40], seed=9, draws=2_000)
+    assert apart == bca(statistic, 40, np.array([40]), seed=9, draws=2_000)
+
+
+def test_a_population_of_one_gives_no_interval():
+    found = bca_apart(lambda w: w[0] @ np.ones((1, 1)), [1], seed=0, draws=200)
+    assert found == [(1.0, None, None)]
