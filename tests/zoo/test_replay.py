@@ -113,7 +113,7 @@ def test_noise_and_a_context_of_zeros_reach_the_drafter(passages):
 
 
 def test_labels_of_the_target_are_its_choices(passages):
-    """Where the text is the target's own they are the text, but for ties; elsewhere they are not."""
+    """Where the text is the target's own they are the text, up to ties."""
     drafter = loaded("reference", [])
     text, said = (replay(drafter, passages, labels=w).scores for w in ("tokens", "target"))
     same = (text.labels == said.labels).mean(axis=1)
