@@ -139,7 +139,7 @@ def estimates(
         return _divide(weights @ top, weights @ bottom)
 
     counted = (bottom > 0).sum(axis=0)
-    found = _bca(statistic, len(top), counted, seed=seed, draws=draws, level=level)
+    found = bca(statistic, len(top), counted, seed=seed, draws=draws, level=level)
     return {
         key: Estimate(*numbers, n, r.unit)
         for (key, r), numbers, n in zip(ratios.items(), found, counted, strict=True)
@@ -174,7 +174,7 @@ def differences(
         )
 
     counted = both.sum(axis=0)
-    found = _bca(statistic, len(a_top), counted, seed=seed, draws=draws, level=level)
+    found = bca(statistic, len(a_top), counted, seed=seed, draws=draws, level=level)
     return {
         key: Estimate(*numbers, n, a.unit)
         for (key, (a, _)), numbers, n in zip(pairs.items(), found, counted, strict=True)
@@ -310,14 +310,14 @@ def _weights(n: int, draws: int, rng: np.random.Generator) -> Floats:
     return np.bincount(picks.ravel(), minlength=draws * n).reshape(draws, n).astype(np.float64)
 
 
-def _bca(
+def bca(
     statistic: Callable[[Floats], Floats],
     n: int,
     counted: NDArray[np.int_],
     *,
     seed: int,
     draws: int,
-    level: float,
+    level: float = LEVEL,
 ) -> list[tuple[float | None, float | None, float | None]]:
     """Bias-corrected and accelerated intervals of S statistics of prompt weights.
 
@@ -343,6 +343,45 @@ def _bca(
     return [
         _one_bca(value[s], left_out[:, s], drawn[s], int(counted[s]), level)
         for s in range(len(value))
+    ]
+
+
+def bca_apart(
+    statistic: Callable[[Sequence[Floats]], Floats],
+    sizes: Sequence[int],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+    level: float = LEVEL,
+) -> list[tuple[float | None, float | None, float | None]]:
+    """The same for statistics of several populations, each resampled on its own.
+
+    Parameters
+    ----------
+    statistic
+        Maps the weights [R, n] of each population to values [R, S].
+    sizes
+        Members of each population. With a single one there is no interval.
+
+    Returns
+    -------
+    list
+        (value, lo, hi) of each statistic.
+    """
+    rng = np.random.default_rng(seed)
+    value = statistic([np.ones((1, n)) for n in sizes])[0]
+    left_out = []
+    for at, n in enumerate(sizes):
+        weights = [np.ones((n, other)) for other in sizes]
+        weights[at] = 1.0 - np.eye(n)
+        one = statistic(weights)
+        left_out.append(one - one.mean(axis=0))
+    influences = np.concatenate(left_out)
+    parts = _parts(draws, _CHUNK // max(sizes))
+    drawn = np.concatenate([statistic([_weights(n, part, rng) for n in sizes]) for part in parts])
+    drawn = np.sort(drawn.T, axis=1)
+    return [
+        _one_bca(value[s], influences[:, s], drawn[s], min(sizes), level) for s in range(len(value))
     ]
 
 

@@ -34,6 +34,8 @@ MODULES = (
     "target_states",
     "mask_visibility",
     "mask_influence",
+    "data_strata",
+    "data_entropy",
 )
 
 

@@ -14,7 +14,15 @@ import warnings
 from html import escape
 from typing import TYPE_CHECKING
 
-from dflash_diag.plotting import acceptance, alignment, checkpoint, influence, masks, states
+from dflash_diag.plotting import (
+    acceptance,
+    alignment,
+    checkpoint,
+    data,
+    influence,
+    masks,
+    states,
+)
 from dflash_diag.plotting.pieces import FAINT, FONTS, LOOKS, WIDTH, Plot, style
 from dflash_diag.results import Result
 
@@ -29,6 +37,7 @@ PLOTS: dict[str, Plot] = {
     **masks.PLOTS,
     **states.PLOTS,
     **influence.PLOTS,
+    **data.PLOTS,
 }
 """Plots by the id of their diagnostic."""
 
@@ -96,10 +105,10 @@ def svg(result: Result, *, brief: bool = False) -> str:
 def figure_html(result: Result, *, brief: bool = False) -> str:
     """``<figure>`` with the drawing inline, its text alternative and its caption."""
     registered = _plot_of(result, brief=brief)
-    data = base64.b64encode(svg(result, brief=brief).encode()).decode()
+    drawn = base64.b64encode(svg(result, brief=brief).encode()).decode()
     return (
         f'<figure><img alt="{escape(f"{registered.shows}. {result.headline}", quote=True)}" '
-        f'src="data:image/svg+xml;base64,{data}">'
+        f'src="data:image/svg+xml;base64,{drawn}">'
         f"<figcaption>{escape(registered.caption)}</figcaption></figure>"
     )
 
