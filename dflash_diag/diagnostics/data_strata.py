@@ -56,13 +56,13 @@ def strata(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         key=lambda one: -abs(one.versus_rest.value or 0.0),
     )
     name, kinds = inputs.name(judged), kinds_of(mine.texts)
-    few = {one.n_prompts: f"{one.name} ({one.n_prompts})" for one in first.found if one.few}
+    few = sorted((one for one in first.found if one.few), key=lambda one: one.n_prompts)
     notes = [f"No strata by {which}: {why}." for which, why in first.not_tested.items()]
     if not isinstance(kinds, str):
         notes.append(f"The kind of a prompt is {kinds[1]}.")
     if few:
-        smallest = ", ".join(few[n] for n in sorted(few)[:4])
-        notes.append(f"Below {FEW_PROMPTS} prompts intervals run short: {smallest}.")
+        named = ", ".join(f"{one.name} ({one.n_prompts})" for one in few)
+        notes.append(f"Below {FEW_PROMPTS} prompts intervals run short: {named}.")
     if not clear:
         said = f"{name}: none of {len(first.found)} strata differs for certain from the others."
     else:
