@@ -151,16 +151,16 @@ class _Cells(NamedTuple):
 def _cells(blocks: Blocks, number: str) -> _Cells:
     if number not in NUMBERS:
         raise ValueError(f"{number} is none of {', '.join(NUMBERS)}")
-    entropy = blocks.entropy
+    entropy, hardness = blocks.entropy, blocks.hardness
     assert entropy is not None  # noqa: S101 - checked by the caller
+    assert hardness is not None  # noqa: S101
     if number == "accuracy":
-        d = blocks.right.shape[1]
-        return _Cells(
-            np.repeat(blocks.prompt, d), blocks.right.ravel().astype(np.float64), entropy.ravel()
-        )
+        at = blocks.judged
+        prompt = np.broadcast_to(blocks.prompt[:, None], at.shape)[at]
+        return _Cells(prompt, blocks.right[at].astype(np.float64), entropy[at])
     rows = blocks.visited if number == "tau_walked" else np.ones(len(blocks.prompt), bool)
     value = blocks.jumps[rows].astype(np.float64)
-    return _Cells(blocks.prompt[rows], value, entropy[rows].mean(axis=1))
+    return _Cells(blocks.prompt[rows], value, hardness[rows])
 
 
 def _edges(a: Floats, b: Floats) -> Floats:

@@ -26,7 +26,7 @@ Named = tuple[str, Blocks]
 
 
 class Contrast(NamedTuple):
-    """Walked tau of two sets of prompts, each resampled on its own."""
+    """Tau of two sets of prompts, each resampled on its own."""
 
     a: str
     b: str
@@ -49,15 +49,21 @@ class Contrast(NamedTuple):
 
     def sentence(self) -> str:
         """The two numbers, in words."""
+        where = "" if self.split.number == "tau_walked" else " (all anchors)"
         return (
             f"{self.a} gets {self.tau_a} a round ({self.n_a} prompts), {self.b} {self.tau_b} "
-            f"({self.n_b} prompts). {self.split.sentence()}"
+            f"({self.n_b} prompts){where}. {self.split.sentence()}"
         )
 
 
 def contrast(a: Named, b: Named, *, comparisons: int = 1, seed: int, draws: int) -> Contrast:
-    """Compare two sets; ``comparisons`` is the number of contrasts that are looked at together."""
-    sums = [one.sums()["tau_walked"] for _, one in (a, b)]
+    """Compare two sets by walked tau, or by uniform tau where one of them has no walk.
+
+    ``comparisons`` is the number of contrasts that are looked at together.
+    """
+    walk = all(one.visited.any() for _, one in (a, b))
+    number = "tau_walked" if walk else "tau_uniform"
+    sums = [one.sums()[number] for _, one in (a, b)]
     sizes = [len(one.numerators) for one in sums]
 
     def statistic(weights: Sequence[Floats]) -> Floats:
@@ -82,7 +88,7 @@ def contrast(a: Named, b: Named, *, comparisons: int = 1, seed: int, draws: int)
         tau_b=tau_b,
         difference=difference,
         certain=excludes_zero(measured(1 - (1 - LEVEL) / comparisons)[2]),
-        split=split(a, b, "tau_walked", seed=seed, draws=draws),
+        split=split(a, b, number, seed=seed, draws=draws),
     )
 
 

@@ -105,8 +105,10 @@ class Blocks:
     """[A] position."""
     right: Mask
     """[A, D] proposal k is the label."""
+    judged: Mask
+    """[A, D] whether proposal k counts: the loss mask of training text leaves some out."""
     visited: Mask
-    """[A] whether decoding visits the anchor."""
+    """[A] whether decoding visits the anchor; nowhere where anchors were drawn at random."""
     offset: int = 0
     """Proposal k of anchor a is judged by the token at a + k + offset."""
 
@@ -114,15 +116,24 @@ class Blocks:
     def of(cls, scores: Scored, texts: Sequence[Text]) -> Blocks:
         """Scores beside their texts, matched by id."""
         by_id = {text.id: text for text in texts}
-        scored, prompt = np.unique(scores.prompt, return_inverse=True)
-        jumps = metrics.accepted(scores) + 1
+        valid: Mask | None = getattr(scores, "valid", None)
+        judged = np.ones(scores.labels.shape, dtype=bool) if valid is None else valid
+        right = np.equal(scores.proposed, scores.labels) & judged
+        kept = judged.any(axis=1)
+        anchor = np.asarray(scores.anchor, dtype=np.int64)
+        steps = np.diff(anchor)[np.diff(scores.prompt) == 0]
+        visited = np.zeros(len(anchor), dtype=bool)
+        if (steps == 1).all():
+            visited = metrics.walked(scores.prompt, anchor, metrics.leading(right) + 1)
+        scored, prompt = np.unique(scores.prompt[kept], return_inverse=True)
         stated = scores.convention.get("label_offset", {"value": 0})
         return cls(
             texts=[by_id[scores.prompt_ids[i]] for i in scored],
             prompt=prompt,
-            anchor=np.asarray(scores.anchor, dtype=np.int64),
-            right=np.equal(scores.proposed, scores.labels),
-            visited=metrics.walked(scores.prompt, scores.anchor, jumps),
+            anchor=anchor[kept],
+            right=right[kept],
+            judged=judged[kept],
+            visited=visited[kept],
             offset=int(stated["value"]),
         )
 
@@ -135,6 +146,7 @@ class Blocks:
             prompt=np.searchsorted(chosen, self.prompt[rows]),
             anchor=self.anchor[rows],
             right=self.right[rows],
+            judged=self.judged[rows],
             visited=self.visited[rows],
         )
 
@@ -149,6 +161,14 @@ class Blocks:
         return self._ahead([text.entropy for text in self.texts], -1)
 
     @cached_property
+    def hardness(self) -> Floats | None:
+        """[A] mean entropy of the positions that a block predicts, in nats."""
+        if self.entropy is None:
+            return None
+        mean: Floats = (self.entropy * self.judged).sum(axis=1) / self.judged.sum(axis=1)
+        return mean
+
+    @cached_property
     def own(self) -> Mask | None:
         """[A, D] whether each label is the target's own most probable token there."""
         labels = self._ahead([text.tokens for text in self.texts], 0)
@@ -157,10 +177,13 @@ class Blocks:
 
     @cached_property
     def repeats(self) -> Mask:
-        """[A] whether the token after the anchor repeats an earlier part of its continuation."""
+        """[A] whether the token after the anchor repeats an earlier part of its continuation.
+
+        Anchors inside the prompt do not.
+        """
         inside = np.zeros(len(self.prompt), dtype=bool)
         for i, text in enumerate(self.texts):
-            rows = np.flatnonzero(self.prompt == i)
+            rows = np.flatnonzero((self.prompt == i) & (self.anchor + 1 >= text.start))
             mask = repeated(text.tokens[text.start :].tolist())
             inside[rows] = mask[self.anchor[rows] + 1 - text.start]
         return inside
@@ -174,7 +197,9 @@ class Blocks:
             [np.pad(one, (0, longest - len(one))) for one in values if one is not None]
         )
         ahead = np.arange(1, self.right.shape[1] + 1) + self.offset + shift
-        return table[self.prompt[:, None], self.anchor[:, None] + ahead]
+        # Slots behind the end of a training text have no label, and are not judged.
+        at = np.minimum(self.anchor[:, None] + ahead, longest - 1)
+        return table[self.prompt[:, None], at]
 
     def sums(self, rows: Mask | None = None) -> dict[str, Ratio]:
         """``tau_walked``, ``tau_uniform`` and slot ``accuracy`` (uniform) of some anchors [A]."""
@@ -188,7 +213,11 @@ class Blocks:
         return {
             "tau_walked": ratio(total(self.jumps * walked), total(walked), "tokens"),
             "tau_uniform": ratio(total(self.jumps * every), total(every), "tokens"),
-            "accuracy": ratio(total(self.right.mean(axis=1) * every), total(every), "share"),
+            "accuracy": ratio(
+                total(self.right.sum(axis=1) * every),
+                total(self.judged.sum(axis=1) * every),
+                "share",
+            ),
         }
 
 
@@ -393,9 +422,9 @@ def _by_end(blocks: Blocks) -> Parts | str:
 
 
 def _by_entropy(blocks: Blocks) -> Parts | str:
-    if blocks.entropy is None:
+    if blocks.hardness is None:
         return NO_ENTROPY
-    return _quarters(blocks.entropy.mean(axis=1), lambda low, high: f"{low:.2f} to {high:.2f} nats")
+    return _quarters(blocks.hardness, lambda low, high: f"{low:.2f} to {high:.2f} nats")
 
 
 NO_ENTROPY = "the capture holds no choices of the target (make one with the verb capture)"
@@ -408,7 +437,7 @@ def _by_repeat(blocks: Blocks) -> Parts:
 def _by_policy(blocks: Blocks) -> Parts | str:
     if blocks.own is None:
         return NO_ENTROPY
-    own = np.asarray(blocks.own.all(axis=1))
+    own = np.asarray((blocks.own | ~blocks.judged).all(axis=1))
     if own.all():
         return "every label is the target's own choice"
     return [("the target's own choices", own), ("other text", ~own)]

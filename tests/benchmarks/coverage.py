@@ -164,12 +164,12 @@ def table(known: Numbers, n: int, options: argparse.Namespace) -> None:
                 counted[k] += (not (below or above), below, above, one.hi - one.lo)
             stage.update()
     print(f"\n{options.sets} data sets of {n} prompts, {options.draws} draws, BCa")
-    print(f"{'':<30}{'truth':>7}{'covered':>9}{'lies below':>12}{'above':>7}{'width':>7}")
+    print(f"{'':<30}{'truth':>7}{'covered':>9}{'below':>8}{'above':>8}{'width':>7}")
     for k, total in counted.items():
         covered, below, above, width = total / options.sets
         print(
-            f"{k:<30}{truth[k]:>7.3f}{100 * covered:>8.1f}%{100 * below:>11.1f}%"
-            f"{100 * above:>6.1f}%{width:>7.3f}"
+            f"{k:<30}{truth[k]:>7.3f}{100 * covered:>8.1f}%{100 * below:>7.1f}%"
+            f"{100 * above:>7.1f}%{width:>7.3f}"
         )
 
 
@@ -191,8 +191,8 @@ def main() -> None:
     print(
         f"Population: {size} prompts of the hybrid target, G = {EXAMPLE.max_new_tokens}; drafters "
         f"{DRAFTERS[0]} and, for paired differences, {DRAFTERS[1]} less {DRAFTERS[0]}.\n"
-        "Below and above: the truth lies there, outside the interval. A share of 95 % over "
-        f"{options.sets} data sets has a standard error of {error:.1f} points."
+        "Below, above: the share of intervals with the truth below or above them. A share of 95 % "
+        f"over {options.sets} data sets has a standard error of {error:.1f} points."
     )
     for n in options.prompts:
         table(known, n, options)

@@ -50,6 +50,7 @@ def joined(*parts: Blocks) -> Blocks:
         prompt=np.concatenate([one.prompt + n for one, n in zip(parts, sizes, strict=False)]),
         anchor=np.concatenate([one.anchor for one in parts]),
         right=np.concatenate([one.right for one in parts]),
+        judged=np.concatenate([one.judged for one in parts]),
         visited=np.concatenate([one.visited for one in parts]),
     )
 
@@ -231,3 +232,12 @@ def test_training_texts_can_stand_beside_the_prompts():
     beside = findings(prompts, beside=("training text", training), seed=0, draws=1000)[0]
     assert beside["status"] == "found"
     assert "training text gets" in beside["evidence"]
+
+
+def test_anchors_drawn_at_random_are_compared_over_all_of_them():
+    prompts, training = drafted(14, 52), drafted(14, 53)
+    drawn = replace(training, visited=np.zeros_like(training.visited))
+    found = contrast(("training text", drawn), ("prompts", prompts), **QUICK)
+    assert found.split.number == "tau_uniform"
+    assert found.tau_b.value == pytest.approx(prompts.jumps.mean())
+    assert "(all anchors)" in found.sentence()

@@ -215,3 +215,43 @@ def test_a_template_is_compared_only_where_both_forms_are_at_hand():
         "chat template",
     ]
     assert "plain text or token ids" in forms_of([texts[0], replace(texts[1], form="prompt_ids")])
+
+
+def test_slots_that_a_loss_mask_leaves_out_do_not_count():
+    scores, texts = world(n=4)
+    scores.valid = np.ones(scores.labels.shape, dtype=bool)
+    scores.valid[:, -1] = False
+    scores.valid[3] = False
+    made, whole = Blocks.of(scores, texts), Blocks.of(*world(n=4))
+    assert len(made.prompt) == len(whole.prompt) - 1
+    rest = np.delete(whole.right, 3, axis=0)[:, :-1]
+    accuracy = made.sums()["accuracy"]
+    assert accuracy.numerators.sum() / accuracy.denominators.sum() == pytest.approx(rest.mean())
+    assert made.jumps.max() <= D
+
+
+def test_anchors_with_gaps_have_no_walk():
+    scores, texts = world(n=4)
+    for name in ("prompt", "anchor", "labels", "proposed"):
+        setattr(scores, name, getattr(scores, name)[::2])
+    made = Blocks.of(scores, texts)
+    assert not made.visited.any()
+    found = stratify(made, seed=0, draws=200).found
+    assert found[0].numbers["tau_walked"].value is None
+    assert found[0].numbers["tau_uniform"].value is not None
+
+
+def test_slots_behind_the_end_of_a_text_and_anchors_inside_a_prompt_do_no_harm():
+    scores, texts = world(n=2)
+    scores.anchor = scores.anchor + D - 1  # the last blocks reach beyond the last token
+    scores.valid = scores.anchor[:, None] + np.arange(1, D + 1) < P + G
+    made = Blocks.of(scores, texts)
+    last = int(made.anchor[len(made.prompt) // 2 - 1])
+    assert last == P + G - 2
+    assert made.hardness[len(made.prompt) // 2 - 1] == texts[0].entropy[last]
+    tokens = np.resize(texts[0].tokens[:3], P + G)
+    early = replace(
+        made, anchor=made.anchor - P - D + 1, texts=[replace(texts[0], tokens=tokens)] * 2
+    )
+    assert not early.repeats[early.anchor + 1 < P].any()
+    assert early.repeats[early.anchor > P + 20].all()
