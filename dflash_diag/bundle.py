@@ -61,6 +61,10 @@ class CapturedPrompt:
     """Who continued it: the ``target``, or a server by ``ids``, ``text`` or ``uncounted text``."""
     finish_reason: str | None = None
     """Why a server stopped, in its own words."""
+    form: str | None = None
+    """How the prompt was given: as ``text``, ``messages`` or ``prompt_ids``; None if unknown."""
+    kind: str | None = None
+    """What sort of prompt it is, if its line said so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,6 +342,8 @@ def _load_bundle(path: Path, *, verify: bool) -> Capture:
             continuation_text=_text(row["continuation_text"]),
             origin=_text(row.get("origin")) or "target",
             finish_reason=_text(row.get("finish_reason")),
+            form=_text(row.get("form")),
+            kind=_text(row.get("kind")),
         )
         for row in rows
     )

@@ -249,6 +249,8 @@ class _Text:
     prompt_ids: list[int]
     prompt_text: str | None
     given: Continuation | None = None
+    form: str | None = None
+    kind: str | None = None
 
     @classmethod
     def of(
@@ -257,7 +259,7 @@ class _Text:
         ids = target.encode(prompt, template)
         _check_length(target, prompt.id, len(ids), g)
         text = prompt.text if prompt.text is not None else target.decode(ids)
-        return cls(prompt.id, ids, text)
+        return cls(prompt.id, ids, text, form=prompt.form, kind=prompt.kind)
 
     @classmethod
     def like(cls, target: Target, capture: Given, i: int) -> _Text:
@@ -269,7 +271,7 @@ class _Text:
         made = Continuation(
             given, prompt.ended, origin=prompt.origin, finish_reason=prompt.finish_reason
         )
-        return cls(prompt.id, ids, text, made)
+        return cls(prompt.id, ids, text, made, prompt.form, prompt.kind)
 
 
 def _check_length(target: Target, name: str, n_prompt: int, n_more: int) -> None:
@@ -517,6 +519,8 @@ def _write_part(part: _Part, target: Target, text: _Text, made: Continuation, pl
         continuation_text=target.decode(made.ids),
         origin=made.origin,
         finish_reason=made.finish_reason,
+        form=text.form,
+        kind=text.kind,
     )
     write_json(part.row, {**asdict(row), "states_sha256": sha256_file(part.states)})
 
@@ -616,7 +620,15 @@ def _linked(name: str, digest: str, work: Path, out: Path) -> bool:
     return False
 
 
-_TEXT_COLUMNS = ("id", "prompt_text", "continuation_text", "origin", "finish_reason")
+_TEXT_COLUMNS = (
+    "id",
+    "prompt_text",
+    "continuation_text",
+    "origin",
+    "finish_reason",
+    "form",
+    "kind",
+)
 
 
 def _finish(work: Path, n_prompts: int, facts: dict[str, Any]) -> None:

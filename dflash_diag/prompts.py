@@ -1,6 +1,8 @@
 """Prompt files: one JSON object a line, ``{"id", "text" | "messages" | "prompt_ids"}``.
 
-Reading is strict. A prompt that is silently dropped or read twice changes every average after it.
+An optional ``"kind"`` names what sort of prompt it is (coding, chat, …), so that kinds can be told
+apart later. Reading is strict. A prompt that is silently dropped or read twice changes every
+average after it.
 """
 
 from __future__ import annotations
@@ -34,10 +36,15 @@ class Prompt:
     """Chat messages, each with a ``role``, for the tokenizer's chat template."""
     prompt_ids: tuple[int, ...] | None = None
     """Token ids; no tokenizer is needed."""
+    kind: str | None = None
+    """What sort of prompt it is, in the words of whoever wrote the file."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id.strip() or _text_problem(self.id):
             raise PromptError(f"id is {self.id!r}", "a string of valid Unicode that is not empty")
+        if self.kind is not None and (problem := _text_problem(self.kind)):
+            found, expected = problem
+            raise PromptError(f"prompt {self.id!r}: kind {found}", expected)
         given = [form for form in FORMS if getattr(self, form) is not None]
         if len(given) != 1:
             found = " and ".join(given) if given else "no content"
@@ -58,12 +65,17 @@ class Prompt:
         for form in ("messages", "prompt_ids"):
             if isinstance(fields.get(form), list):
                 fields[form] = tuple(fields[form])
-        return cls(id=value["id"], **fields)
+        return cls(id=value["id"], kind=value.get("kind"), **fields)
 
     def to_json(self) -> dict[str, Any]:
-        """The line's JSON value: ``id`` and the one form that is set."""
-        forms = {form: getattr(self, form) for form in FORMS}
-        return {"id": self.id} | {form: v for form, v in forms.items() if v is not None}
+        """The line's JSON value: ``id``, the one form that is set, and the kind if there is one."""
+        fields = {name: getattr(self, name) for name in (*FORMS, "kind")}
+        return {"id": self.id} | {name: v for name, v in fields.items() if v is not None}
+
+    @property
+    def form(self) -> str:
+        """Which of `FORMS` is set."""
+        return next(form for form in FORMS if getattr(self, form) is not None)
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:

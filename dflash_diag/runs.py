@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from dflash_diag.influence import Influence
     from dflash_diag.scoring import Scores
     from dflash_diag.servers import Server
+    from dflash_diag.strata import Text
     from dflash_diag.targets import Target
 
 T = TypeVar("T")
@@ -811,6 +812,11 @@ class Run:
             )
             for i, prompt in enumerate(capture.prompts)
         ]
+
+    def texts(self) -> list[Text]:
+        from dflash_diag.strata import texts_of
+
+        return texts_of(self.capture)
 
     def _pieces(self, i: int) -> list[str] | None:
         """Text of each generated token of prompt ``i``; None where there is no tokenizer."""

@@ -38,6 +38,8 @@ MODULES = (
     "claims_fit",
     "training_replay",
     "gap_decomposition",
+    "data_strata",
+    "data_entropy",
 )
 
 

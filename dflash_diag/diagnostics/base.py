@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_diag.conventions import Convention
     from dflash_diag.influence import Influence
     from dflash_diag.scoring import Scores
+    from dflash_diag.strata import Text
 
 JUDGED = "Judged: "
 """How the note that justifies a verdict begins."""
@@ -84,6 +85,9 @@ class Inputs(Protocol):
 
     def continuations(self) -> Sequence[Continuation]:
         """What the target generated for each prompt."""
+
+    def texts(self) -> Sequence[Text]:
+        """Every prompt with its continuation, and what the target would say along it."""
 
     def lossless(self) -> Mapping[str, Any]:
         """Outcome of the lossless check: ``rows``, ``notes``; raises `Skip` without a target."""

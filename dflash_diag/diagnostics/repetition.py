@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +12,11 @@ from dflash_diag import metrics
 from dflash_diag.diagnostics.base import Continuation, Inputs, Threshold, diagnostic, percent
 from dflash_diag.results import Judgement, Result, Verdict
 from dflash_diag.stats import Estimate, Ratio, estimates, ratio
+from dflash_diag.strata import WINDOW, repeated
 
 if TYPE_CHECKING:
     from dflash_diag.scoring import Scores
 
-WINDOW = 16
-"""Tokens that have to recur for a stretch to count as repeated: about a line of code."""
 LITTLE = Threshold(
     estimate="share_repeated",
     at_most=0.30,
@@ -30,18 +29,6 @@ def judge(result: Result) -> Judgement:
     """Too much repetition is a warning about the text, not a fault of the drafter."""
     verdict, reason = LITTLE.judge(result)
     return Judgement(Verdict.WARN if verdict is Verdict.FAIL else verdict, reason)
-
-
-def repeated(ids: Sequence[int], window: int = WINDOW) -> NDArray[np.bool_]:
-    """Tokens [G] that lie in a stretch of ``window`` tokens that occurred before in ``ids``."""
-    seen: set[tuple[int, ...]] = set()
-    inside = np.zeros(len(ids), dtype=bool)
-    for start in range(len(ids) - window + 1):
-        stretch = tuple(ids[start : start + window])
-        if stretch in seen:
-            inside[start : start + window] = True
-        seen.add(stretch)
-    return inside
 
 
 def repeated_lines(text: str) -> tuple[int, int]:

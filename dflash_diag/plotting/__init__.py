@@ -19,6 +19,7 @@ from dflash_diag.plotting import (
     alignment,
     checkpoint,
     claims,
+    data,
     gap,
     influence,
     masks,
@@ -40,6 +41,7 @@ PLOTS: dict[str, Plot] = {
     **influence.PLOTS,
     **gap.PLOTS,
     **claims.PLOTS,
+    **data.PLOTS,
 }
 """Plots by the id of their diagnostic."""
 
@@ -107,10 +109,10 @@ def svg(result: Result, *, brief: bool = False) -> str:
 def figure_html(result: Result, *, brief: bool = False) -> str:
     """``<figure>`` with the drawing inline, its text alternative and its caption."""
     registered = _plot_of(result, brief=brief)
-    data = base64.b64encode(svg(result, brief=brief).encode()).decode()
+    drawn = base64.b64encode(svg(result, brief=brief).encode()).decode()
     return (
         f'<figure><img alt="{escape(f"{registered.shows}. {result.headline}", quote=True)}" '
-        f'src="data:image/svg+xml;base64,{data}">'
+        f'src="data:image/svg+xml;base64,{drawn}">'
         f"<figcaption>{escape(registered.caption)}</figcaption></figure>"
     )
 

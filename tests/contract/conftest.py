@@ -39,6 +39,29 @@ def continuations(n_prompts: int, generated: int) -> list:
     return made
 
 
+def texts(n_prompts: int, generated: int) -> list:
+    """Easy prompts and hard ones, under the ids of the scores; every other one ended by itself."""
+    from dflash_diag.strata import Text
+
+    rng = np.random.default_rng(4)
+    made = []
+    for i in range(n_prompts):
+        tokens = rng.integers(0, 300, 20 + generated)
+        made.append(
+            Text(
+                id=f"p{i:02d}",
+                start=20,
+                tokens=tokens,
+                ended=i % 2 == 0,
+                form="messages" if i % 3 else "text",
+                kind="<b>easy</b>" if i % 2 else "hard",
+                entropy=rng.gamma(2.0, 0.5, len(tokens)),
+                choice=np.roll(tokens, -1),
+            )
+        )
+    return made
+
+
 @cache
 def checkpoint() -> Checkpoint:
     import torch
@@ -174,6 +197,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.conventions = dict.fromkeys(drafters, convention())
     made.static_checks = static_checks()
     made.made_continuations = continuations(n_prompts, generated)
+    made.made_texts = texts(n_prompts, generated)
     made.lossless_check = lossless_rows(n_prompts, generated)
     made.comparisons = fake_states.comparisons(n_prompts)
     # The first side changes nothing, the second is scored as another drafter would be.

@@ -76,6 +76,7 @@ class FakeInputs:
     served_check: dict[str, Any] | None = None
     reference_check: dict[str, Any] | None = None
     probed: Any = None
+    made_texts: list[Any] = field(default_factory=list)
     made_continuations: list[Any] = field(default_factory=list)
     comparisons: dict[str, dict[str, Any]] = field(default_factory=dict)
     scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
@@ -115,6 +116,9 @@ class FakeInputs:
 
     def continuations(self) -> list[Any]:
         return self.made_continuations
+
+    def texts(self) -> list[Any]:
+        return self.made_texts
 
     def lossless(self) -> dict[str, Any]:
         if self.lossless_check is None:

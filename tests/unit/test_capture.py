@@ -22,6 +22,7 @@ from dflash_diag.capture import make_capture
 from dflash_diag.decoding import expect, expect_as_captured, greedy, teacher_forced
 from dflash_diag.errors import BadInput, CaptureError, Interrupted, OutputError, PromptError
 from dflash_diag.prompts import Prompt
+from dflash_diag.strata import texts_of
 from dflash_diag.targets import fingerprint, load_target, wrap_target
 from dflash_diag.tensorfile import TensorFile
 
@@ -112,6 +113,19 @@ def test_positions_hold_the_targets_own_choices(made, loaded):
         assert ids[n - 1 : -1, 0].tolist() == made.continuation(i).tolist()
 
 
+def test_texts_hold_what_the_target_would_say(made, foreign):
+    for i, text in enumerate(texts_of(made)):
+        rows = made.positions(i)
+        assert (text.id, text.form, text.ended) == (made.prompts[i].id, "prompt_ids", False)
+        assert text.tokens.tolist() == made.tokens(i).tolist()
+        assert text.tokens[text.start :].tolist() == made.continuation(i).tolist()
+        assert text.entropy.tolist() == pytest.approx(rows["entropy"].tolist())
+        # A greedy continuation is what the target would say.
+        assert text.choice[text.start - 1 : -1].tolist() == made.continuation(i).tolist()
+    (bare, *_) = texts_of(Capture.load(foreign))
+    assert bare.entropy is bare.choice is bare.form is bare.ended is None
+
+
 def test_what_is_recorded_of_the_target(made, hybrid_folder, loaded):
     facts = made.target_facts
     assert (facts["hidden_size"], facts["vocab_size"], facts["n_layers"]) == (64, 320, 4)
@@ -170,13 +184,16 @@ def test_chosen_layers(loaded, tmp_path):
 
 def test_text_and_messages(loaded, tmp_path):
     prompts = [
-        Prompt(id="t", text="w5 w6 w7"),
+        Prompt(id="t", text="w5 w6 w7", kind="numbers"),
         Prompt(id="m", messages=({"role": "user", "content": "w9"},)),
     ]
     plain = capture(loaded, tmp_path / "a", prompts)
     assert plain.tokens(0)[:3].tolist() == [5, 6, 7]
     assert plain.tokens(1)[:3].tolist() == [1, 9, 3]
     assert plain.prompts[0].prompt_text == "w5 w6 w7"
+    assert [(p.form, p.kind) for p in plain.prompts] == [("text", "numbers"), ("messages", None)]
+    again = make_capture(loaded, (), tmp_path / "c", like=plain, silent=True)
+    assert [(p.form, p.kind) for p in again.prompts] == [("text", "numbers"), ("messages", None)]
     words = [f"w{i}" if i else "<unk>" for i in plain.continuation(0).tolist()]
     assert plain.prompts[0].continuation_text == " ".join(w for w in words if w != "<unk>")
     assert plain.positions(0)["text"][:3].tolist() == ["w5", "w6", "w7"]

@@ -36,6 +36,16 @@ def test_the_three_forms(read):
     assert ids == Prompt(id="c", prompt_ids=(0, 7))
 
 
+def test_a_prompt_may_say_of_what_kind_it_is(read):
+    coding, other = read(
+        '{"id": "a", "text": "x", "kind": "coding"}\n{"id": "b", "text": "x", "kind": null}'
+    )
+    assert (coding.kind, other.kind) == ("coding", None)
+    assert coding.to_json() == {"id": "a", "text": "x", "kind": "coding"}
+    assert "kind" not in other.to_json()
+    assert (coding.form, Prompt(id="c", prompt_ids=(1,)).form) == ("text", "prompt_ids")
+
+
 @pytest.mark.parametrize("line", ['{"id": "a", "text": "x"}', '{"id": "a", "prompt_ids": [1]}'])
 def test_a_prompt_becomes_the_line_that_it_was(read, line):
     (prompt,) = read(line)
@@ -55,6 +65,8 @@ def test_unicode_separators_inside_a_line_do_not_end_it(read):
         ('"text"', "line 2: str"),
         ('{"text": "x"}', "line 2: no id among the keys text"),
         ("{}", r"no id among the keys \(none\)"),
+        ('{"id": "a", "text": "x", "kind": 3}', "prompt 'a': kind is int; expected a string"),
+        ('{"id": "a", "text": "x", "kind": ""}', "prompt 'a': kind is empty"),
         ('{"id": 3, "text": "x"}', "id is 3; expected a string"),
         ('{"id": " ", "text": "x"}', "id is ' '"),
         (r'{"id": "a\ud800", "text": "x"}', "id is .*valid Unicode"),
