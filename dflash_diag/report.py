@@ -36,6 +36,7 @@ NOTEBOOKS = {
     "03_hidden_state_divergence": "Hidden states",
     "04_position_alignment": "Convention",
     "05_attention_mask": "Mask",
+    "07_training_audit": "Training step",
 }
 """Notebooks of the report in order, and what their pages are called."""
 KEY_FIGURES = (

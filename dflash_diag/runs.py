@@ -10,6 +10,7 @@
     OUT/divergence/KEY.json           comparison with another backend, dtype or capture
     OUT/state_checks/KEY.json         audit of the hidden states
     OUT/influence/KEY.json            what one drafter's proposals depend on
+    OUT/audit/KEY.json                what the training step does
     OUT/results/ID/                   one diagnostic's result
     OUT/notebooks/*.ipynb             executed copies
     OUT/index.html, *.html            the report
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from dflash_diag.scoring import Scores
     from dflash_diag.servers import Server
     from dflash_diag.targets import Target
+    from dflash_diag.training_audit import Audit
 
 T = TypeVar("T")
 
@@ -272,7 +274,14 @@ class Run:
         return f'<p class="kicker">{escape(repr(self))}</p>'
 
     @classmethod
-    def open(cls, config: RunConfig, *, strict: bool = True, needs_drafter: bool = True) -> Run:
+    def open(
+        cls,
+        config: RunConfig,
+        *,
+        strict: bool = True,
+        needs_drafter: bool = True,
+        needs_prompts: bool = True,
+    ) -> Run:
         """Check every input that can be checked without the target's weights; write nothing.
 
         Parameters
@@ -281,13 +290,15 @@ class Run:
             Refuse a drafter whose tensors are not those of its configuration.
         needs_drafter
             Whether nothing can be done without one.
+        needs_prompts
+            Whether training texts cannot stand for prompts.
 
         Raises
         ------
         BadInput
             Something given cannot be used.
         """
-        resolved = config.resolved(needs_drafter=needs_drafter)
+        resolved = config.resolved(needs_drafter=needs_drafter, needs_prompts=needs_prompts)
         if resolved.device.startswith("cuda"):
             from dflash_diag.targets import resolve_device
 
@@ -299,7 +310,7 @@ class Run:
         prompts = []
         if config.is_example:
             prompts = EXAMPLE.read_prompts()
-        elif not resolved.capture:
+        elif resolved.prompts and not resolved.capture:
             prompts = read_prompts(resolved.prompts)
         run = cls(resolved, prompts, config)
         run.claimed()
@@ -755,6 +766,14 @@ class Run:
             how,
             seed=self.seed,
         )
+
+    def audit(self) -> Audit:
+        from dflash_diag.audit_runs import audit_of
+        from dflash_diag.diagnostics.training_audit import NO_STEP
+
+        if not self.config.step:
+            raise Skip(NO_STEP)
+        return audit_of(self)
 
     def continuations(self) -> list[Continuation]:
         capture = self.capture

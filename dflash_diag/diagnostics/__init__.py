@@ -36,6 +36,7 @@ MODULES = (
     "mask_influence",
     "claims_dictionary",
     "claims_fit",
+    "training_audit",
 )
 
 

@@ -14,7 +14,16 @@ import warnings
 from html import escape
 from typing import TYPE_CHECKING
 
-from dflash_diag.plotting import acceptance, alignment, checkpoint, claims, influence, masks, states
+from dflash_diag.plotting import (
+    acceptance,
+    alignment,
+    audit,
+    checkpoint,
+    claims,
+    influence,
+    masks,
+    states,
+)
 from dflash_diag.plotting.pieces import FAINT, FONTS, LOOKS, WIDTH, Plot, style
 from dflash_diag.results import Result
 
@@ -30,6 +39,7 @@ PLOTS: dict[str, Plot] = {
     **states.PLOTS,
     **influence.PLOTS,
     **claims.PLOTS,
+    **audit.PLOTS,
 }
 """Plots by the id of their diagnostic."""
 

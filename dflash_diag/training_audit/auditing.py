@@ -47,7 +47,7 @@ def audit_step(step: Step, material: Material, name: str = "the step") -> Audit:
         that vary are findings. Global random state is as it was before.
     """
     devices = [material.states.device] if material.states.is_cuda else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(0)
         return _Auditor(Caller(step, material), name).run()
 
@@ -80,7 +80,7 @@ class _Auditor:
         about_loss, facts, loss = loss_properties(output, m)
         if follows:
             shift = (loss and loss.offset) or 0
-            reach = Reach(self.call, output, still, shift)
+            reach = Reach(self.call, output, still, by_noise > still, shift)
             self.rows += reach.properties()
             self.notes += reach.notes
             self.facts["influence"] = {**reach.influence, "noise": by_noise, "still": still}

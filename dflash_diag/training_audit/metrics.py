@@ -8,6 +8,7 @@ Symbols: A anchors, D proposed tokens, k slot from 1, V vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -17,8 +18,9 @@ from torch import Tensor
 from dflash_diag.training_audit.calling import Caller, Output, StepError
 from dflash_diag.training_audit.properties import Property, fact, fault, fine, untested
 
-CLOSE = 6e-4
-"""Difference up to which a reported number is a computed one: some are rounded to three digits."""
+CLOSE = (1e-5, 6e-5, 6e-4)
+"""Differences up to which a reported number is a computed one: exact, or rounded to four or three
+digits. The closest that fits anything decides."""
 MANY = 24
 """Blocks in the call that is looked at."""
 SHOWN = 3
@@ -72,7 +74,11 @@ def metric_properties(call: Caller, first: Output) -> Iterator[Property]:
 
 def _reported(name: str, value: float, known: Mapping[Definition, float]) -> Property:
     id_, promised = f"metric.reported.{name}", _promised(name)
-    fits = [one for one, x in known.items() if abs(x - value) <= CLOSE * max(1.0, abs(x))]
+    by_distance = (
+        [one for one, x in known.items() if abs(x - value) <= close * max(1.0, abs(x))]
+        for close in CLOSE
+    )
+    fits = next(filter(None, by_distance), [])
     expected = {"share": "a share of slots", "length": "a number of tokens", "loss": "the loss"}
     wanted = expected.get(promised or "", "a known definition")
     if not fits:
@@ -86,7 +92,8 @@ def _reported(name: str, value: float, known: Mapping[Definition, float]) -> Pro
             "weights give.",
             "Look at what it counts: other labels, summed over ranks twice, another batch.",
         )
-    fits.sort(key=lambda one: one.counts_zero)
+    numbers = set(re.findall(r"\d+", name))
+    fits.sort(key=lambda one: (one.counts_zero, not numbers & set(re.findall(r"\d+", one))))
     more = f"; and {len(fits) - SHOWN} more" if len(fits) > SHOWN else ""
     said = "; ".join(fits[:SHOWN]) + more
     if all(one.counts_zero for one in fits):

@@ -29,7 +29,7 @@ class Weighting:
     """What was found of the weights."""
 
     kind: str
-    """``exponential``, ``flat``, ``other``, ``D-PACE`` (and its two halves), ``one over overlap``,
+    """``exponential``, ``flat``, ``other``, ``D-PACE`` (and its two halves), ``over overlap``,
     ``data-dependent``."""
     curve: tuple[float | None, ...]
     """[D] weight of each slot, the first being 1; means over anchors where it depends on them.
@@ -178,9 +178,13 @@ def _dependent(
             return Weighting(
                 name, shown, f"{words}, smoothing {alpha:.2g}", alpha=alpha, spread=spread
             )
-    if shared is not None and off(1 / shared.clip(1e-5)) <= steady:
-        words = "one over the overlap of draft and target: the loss is minus its logarithm"
-        return Weighting("one over overlap", shown, words, spread=spread)
+    if shared is not None:
+        times, rest = _curve(scale * shared, certainty / shared.clip(1e-9) ** 2, live)
+        if rest <= steady:
+            first = times[np.isfinite(times)][0]
+            _, gamma, shape = _formula(times / first)
+            words = f"{shape}, over the overlap of draft and target: the loss is minus its logarithm"
+            return Weighting("over overlap", shown, words, gamma, spread=spread)
     words = "they depend on the data, by no known formula"
     return Weighting("data-dependent", shown, words, spread=spread)
 
