@@ -52,6 +52,7 @@ def _influences(result: Result, ax: Axes) -> None:
                     va="center", fontsize=8.5, color=BAD if forbidden else INK)  # fmt: skip
     ax.set_xscale("log")
     ax.set_xlim(LEAST, 30)
+    ax.set_xticks([1e-6, 1e-4, 1e-2, 1], ["0.0001\u00a0%", "0.01\u00a0%", "1\u00a0%", "100\u00a0%"])
     ax.set_yticks(range(len(rows)), [words for words, _, _ in rows])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.axhline(sum(key in seen for key in FORBIDDEN) - 0.5, color=FAINT, linewidth=1)

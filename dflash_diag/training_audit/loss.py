@@ -5,7 +5,7 @@ Symbols: A anchors, D proposed tokens, k slot from 1, V vocabulary, N slots with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,8 @@ def recover_loss(output: Output, material: Material, gradient: Tensor) -> Recove
         float(torch.finfo(output.logits.dtype).eps),
     )
     mixture, explained = recover(slots)
-    labels = candidates[mixture.labels]
+    is_soft = mixture.share is None or mixture.share > 1 - HARD
+    labels = candidates[GREEDY if is_soft and target is not None else mixture.labels]
     p = draft.softmax(-1)
     right = p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     assert mixture.scale is not None  # noqa: S101 - every fit has it
@@ -257,6 +258,12 @@ def loss_in_words(found: Recovered) -> str:
     return f"{said}; weights: {weights}"
 
 
+def _is_soft(found: Recovered) -> bool:
+    """Whether there are no hard labels in it."""
+    share = found.mixture.share
+    return found.explained and (share is None or share > 1 - HARD)
+
+
 def _is_hard(found: Recovered) -> bool:
     share = found.mixture.share
     return found.explained and share is not None and share <= HARD
@@ -264,11 +271,6 @@ def _is_hard(found: Recovered) -> bool:
 
 def _shift(found: Recovered) -> Iterator[Property]:
     expected = "the token at a+k for slot k"
-    if found.mixture.share == 1.0 and found.explained:
-        yield unknown(
-            "label.shift", "the loss has no hard labels whose place could be seen", expected=expected
-        )
-        return
     if found.offset is None:
         yield unknown(
             "label.shift",
@@ -277,7 +279,8 @@ def _shift(found: Recovered) -> Iterator[Property]:
             expected=expected,
         )
         return
-    share = f"{found.agreement:.0%} of the labels that the gradient shows are the text's own tokens"
+    what = "target's highest tokens" if _is_soft(found) else "labels that the gradient shows"
+    share = f"{found.agreement:.0%} of the {what} are the text's own tokens"
     if found.offset == 0:
         yield fine("label.shift", "the token at a+k", expected, f"{share} there.")
         return
@@ -327,15 +330,13 @@ def _facts(found: Recovered, output: Output) -> Iterator[Property]:
         loss_in_words(found),
         f"Median distance of the draft's probabilities from the labels: {found.softness:.2f}.",
     )
-    if one.share == 1.0 and found.explained:
-        yield unknown("loss.label_offset", "the loss has no hard labels", expected=0)
-    elif found.offset is None:
+    if found.offset is None:
         yield unknown("loss.label_offset", "no shift stands out", expected=0)
     else:
         yield fact(
             "loss.label_offset",
             found.offset,
-            f"Against a+k; {found.agreement:.0%} of the labels are the text's tokens there.",
+            f"Against a+k; {found.agreement:.0%} of them are the text's tokens there.",
             0,
         )
     yield from _shares(found, output)
@@ -384,7 +385,7 @@ def _shares(found: Recovered, output: Output) -> Iterator[Property]:
 
 def _returned(found: Recovered, output: Output) -> Iterator[Property]:
     """Whether the labels and weights that the step returns are those of its loss."""
-    if found.mixture.share == 1.0 or not found.explained:
+    if _is_soft(found) or not found.explained:
         yield untested("labels.returned", "the gradient shows no hard labels to compare with")
     elif found.mixture.labels == RETURNED:
         yield fine("labels.returned", RETURNED, RETURNED)
@@ -399,7 +400,7 @@ def _returned(found: Recovered, output: Output) -> Iterator[Property]:
         )
     greedy = output.target_logits
     if greedy is not None:
-        same = (greedy.detach().argmax(-1) == found.labels)[found.live].double().mean()
+        same = (greedy.detach().argmax(-1) == output.labels)[found.live].double().mean()
         yield fact(
             "labels.greedy",
             float(same),
@@ -421,7 +422,8 @@ def _weights_returned(found: Recovered, output: Output) -> Property:
     off = float(np.sqrt(((ours - s * theirs) ** 2).sum() / (ours**2).sum()))
     if off <= max(0.02, 4 * float(torch.finfo(output.logits.dtype).eps)):
         return fine("weights.returned", "proportional", expected, f"They differ by {off:.1g}.")
-    if bool((live == (theirs > 0)).all()):
+    beyond = live & (theirs == 0)
+    if bool((live == (theirs > 0)).all()) or not (found.weights.is_fixed or beyond.any()):
         words = "they say which slots count, and not how much"
         return fact("weights.returned", "a mask", f"Of the slots that have a gradient: {words}.")
     return fault(
@@ -429,16 +431,6 @@ def _weights_returned(found: Recovered, output: Output) -> Property:
         f"they differ by {off:.0%}",
         expected,
         "Slots that count in the loss have no weight, or the other way round: "
-        f"{int((live & (theirs == 0)).sum())} and {int((~live & (theirs > 0)).sum())}.",
+        f"{int(beyond.sum())} and {int((~live & (theirs > 0)).sum())}.",
         "Return the weights that the loss uses.",
     )
-
-
-def as_mapping(found: Recovered) -> Mapping[str, Any]:
-    """The loss as plain numbers, for whoever computes with it."""
-    return {
-        "lambda": found.mixture.share,
-        "temperature": found.mixture.temperature,
-        "gamma": found.weights.gamma,
-        "offset": found.offset,
-    }

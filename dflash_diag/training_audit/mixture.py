@@ -240,7 +240,7 @@ def _mixed(slots: Slots, soft: Divergence) -> Mixture:
     step = (high - low) / (GRID - 1)
     finer = minimise(left, log_t - step, log_t + step)
     # A temperature of one is not moved by rounding.
-    if left(0.0) <= max(1.01 * left(finer), slots.rounding):
+    if abs(finer) < NEARLY or left(0.0) <= max(1.01 * left(finer), slots.rounding):
         finer = 0.0
     temperature = float(torch.tensor(finer, dtype=torch.float64).exp())
     v = _soft(slots, soft, finer)

@@ -113,7 +113,7 @@ class Reach:
             ("mask.future_included", "later states", later, slice(anchor + 1, None)),
         ):
             steep = None if slopes is None else float(slopes[part].max())
-            yield self._judged(id_, moved, steep, f"no dependence on {name}")
+            yield self._judged(id_, moved, steep, name)
 
     def _tried(self, alone: Output, anchor: int, rows: slice, column: Any = slice(None)) -> float:
         """Influence of some rows: they change places, and where that moves nothing, their signs.
@@ -143,15 +143,17 @@ class Reach:
             x[anchor], x[-1] = states[-1], states[anchor]
         return self._moved(alone, anchor, states=x)
 
-    def _judged(self, id_: str, moved: float, steep: float | None, expected: str) -> Property:
+    def _judged(self, id_: str, moved: float, steep: float | None, name: str) -> Property:
+        expected = f"no dependence on {name}"
         by_slope = "" if steep is None else f" The gradient there is {'not ' * (steep > 0)}zero."
         by_slope_alone = (steep or 0) > 0 and not self.noisy
-        if moved > self.still or by_slope_alone:
-            hidden = moved > self.still and steep == 0
-            cut = " A detach hides it from the gradient, not from training." if hidden else ""
-            evidence = f"Changing them moves the block's logits by {moved:.1%}."
-            return fault(id_, f"logits move by {moved:.1%}", expected, evidence + by_slope + cut)
-        return fine(id_, "logits do not move", expected, by_slope.strip())
+        if moved <= self.still and not by_slope_alone:
+            return fine(id_, "logits do not move", expected, by_slope.strip())
+        cut = ""
+        if steep == 0:
+            cut = " A detach hides it from the gradient, not from training."
+        evidence = f"Changing {name} moves the block's logits by {moved:.1%}.{by_slope}{cut}"
+        return fault(id_, f"logits move by {moved:.1%}", expected, evidence)
 
     # --- other blocks -----------------------------------------------------------------------------
 

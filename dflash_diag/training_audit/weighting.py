@@ -5,7 +5,8 @@ Symbols: A anchors, D proposed tokens, k slot from 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ FITS = 0.01
 """Relative deviation up to which a curve is that of a formula."""
 STEADY = 2e-3
 """Spread of one slot's weight over anchors, below which it does not depend on the anchor."""
+FITTED = 1e-4
+"""Deviation up to which a curve without a formula is that of D-PACE."""
 DECAYED = 0.75
 """Share of the first weight that the last may have in a curve that still counts as decaying."""
 
@@ -100,6 +103,11 @@ def weighting(
     first = curve[np.isfinite(curve)][0]
     known = tuple(float(w / first) if np.isfinite(w) else None for w in curve)
     kind, gamma, words = _formula(np.array([np.nan if w is None else w for w in known]))
+    if kind == "other":
+        # A draft that knows nothing yet is as sure of every label: its D-PACE weights look fixed.
+        found = _dpace(scale, certainty * live, live, right, max(spread, FITTED))
+        if found is not None:
+            return replace(found, curve=known, spread=spread)
     different = bool(np.ptp(by_anchor) > steady * by_anchor.mean())
     if different:
         words += ", and blocks count differently"
@@ -160,24 +168,9 @@ def _dependent(
 ) -> Weighting:
     curve, spread, steady = known
     shown = tuple(float(w / np.nanmax(curve)) if np.isfinite(w) else None for w in curve)
-    sure = certainty * live
-
-    def off(model: Floats) -> float:
-        s = (sure * scale * model).sum() / max((sure * model**2).sum(), 1e-300)
-        return float(np.sqrt((sure * (scale - s * model) ** 2).sum() / (sure * scale**2).sum()))
-
-    for name, words in DPACE.items():
-
-        def left(alpha: float, name: str = name) -> float:
-            return off(dpace(right, live, alpha, name))
-
-        grid = np.linspace(0, 1, 21)
-        at = int(np.argmin([left(a) for a in grid]))
-        alpha = minimise(left, grid[max(0, at - 1)], grid[min(20, at + 1)])
-        if left(alpha) <= steady:
-            return Weighting(
-                name, shown, f"{words}, smoothing {alpha:.2g}", alpha=alpha, spread=spread
-            )
+    found = _dpace(scale, certainty * live, live, right, steady)
+    if found is not None:
+        return replace(found, curve=shown, spread=spread)
     if shared is not None:
         times, rest = _curve(scale * shared, certainty / shared.clip(1e-9) ** 2, live)
         if rest <= steady:
@@ -187,6 +180,27 @@ def _dependent(
             return Weighting("over overlap", shown, words, gamma, spread=spread)
     words = "they depend on the data, by no known formula"
     return Weighting("data-dependent", shown, words, spread=spread)
+
+
+def _dpace(
+    scale: Floats, sure: Floats, live: NDArray[np.bool_], right: Floats, limit: float
+) -> Weighting | None:
+    """The kind of D-PACE, and its smoothing, that explains weights up to ``limit``."""
+    size = (sure * scale**2).sum()
+
+    def left(alpha: float, name: str) -> float:
+        model = dpace(right, live, alpha, name)
+        s = (sure * scale * model).sum() / max((sure * model**2).sum(), 1e-300)
+        return float(np.sqrt((sure * (scale - s * model) ** 2).sum() / size))
+
+    for name, words in DPACE.items():
+        grid = np.linspace(0, 1, 21)
+        at = int(np.argmin([left(a, name) for a in grid]))
+        low, high = float(grid[max(0, at - 1)]), float(grid[min(20, at + 1)])
+        alpha = minimise(partial(left, name=name), low, high)
+        if left(alpha, name) <= limit:
+            return Weighting(name, (), f"{words}, smoothing {alpha:.2g}", alpha=alpha)
+    return None
 
 
 DPACE: dict[str, str] = {

@@ -76,6 +76,7 @@ class FakeInputs:
     served_check: dict[str, Any] | None = None
     reference_check: dict[str, Any] | None = None
     probed: Any = None
+    audited: Any = None
     made_continuations: list[Any] = field(default_factory=list)
     comparisons: dict[str, dict[str, Any]] = field(default_factory=dict)
     scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
@@ -152,6 +153,11 @@ class FakeInputs:
         if self.probed is None:
             raise Skip("A capture that keeps only some positions cannot be drafted on.")
         return self.probed
+
+    def audit(self) -> Any:
+        if self.audited is None:
+            raise Skip("No training step was given.")
+        return self.audited
 
     def provenance(self) -> dict[str, Any]:
         return {"made_by": "tests"}

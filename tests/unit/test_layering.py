@@ -67,6 +67,7 @@ LAYERS = [
         "targets",
         "tensorfile",
         "training_audit",
+        "training_sequences",
         "additions",
         "visibility",
         "one_block",
