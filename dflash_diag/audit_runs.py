@@ -20,7 +20,7 @@ from dflash_diag.example import EXAMPLE
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
-    from dflash_diag.training_audit import Audit, Material, Step
+    from dflash_diag.training_audit import Audit, Material
 
 VERSION = "audit/1"
 
@@ -38,12 +38,11 @@ def audit_of(run: Run, *, again: bool = False) -> Audit:
     BadInput
         The step cannot be loaded, or no text can be used.
     """
-    from dflash_diag.training_audit import Audit, audit_step, load_step
+    from dflash_diag.training_audit import Audit, audit_step
 
     path = run.out / "audit" / f"{step_key(run)[:12]}.json"
     if again or not path.is_file():
-        step = load_step(run.config.step)
-        found = audit_step(step, material_of(run, step), name_of(run.config.step))
+        found = audit_step(run.step, material_of(run), name_of(run.config.step))
         storage.write_json(path, storage.plain(found.kept()))
     return Audit.from_json(storage.read_json(path))
 
@@ -70,7 +69,7 @@ def step_key(run: Run) -> str:
     )
 
 
-def material_of(run: Run, step: Step) -> Material:
+def material_of(run: Run) -> Material:
     """The text, its states and its anchors.
 
     Raises
@@ -83,7 +82,7 @@ def material_of(run: Run, step: Step) -> Material:
 
     from dflash_diag.training_audit import Material
 
-    layers, taps = getattr(step, "layers", None), _taps(run)
+    layers, taps = getattr(run.step, "layers", None), _taps(run)
     ahead = run.convention(DRAFTER).n_proposed if DRAFTER in run.roles else None
     texts = _sequences(run)
     if not texts:

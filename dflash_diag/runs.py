@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from dflash_diag.scoring import Scores
     from dflash_diag.servers import Server
     from dflash_diag.targets import Target
-    from dflash_diag.training_audit import Audit
+    from dflash_diag.training_audit import Audit, Step
 
 T = TypeVar("T")
 
@@ -767,6 +767,19 @@ class Run:
             seed=self.seed,
         )
 
+    @cached_property
+    def step(self) -> Step:
+        """The training step; its file is run when this is first asked for.
+
+        Raises
+        ------
+        BadInput
+            It cannot be loaded.
+        """
+        from dflash_diag.training_audit import load_step
+
+        return load_step(self.config.step)
+
     def audit(self) -> Audit:
         from dflash_diag.audit_runs import audit_of
         from dflash_diag.diagnostics.training_audit import NO_STEP
@@ -930,6 +943,8 @@ class Run:
 
     def compute(self) -> list[Result]:
         """Everything, stage by stage, with progress; what is there already costs nothing."""
+        if self.config.step:
+            _ = self.step  # a file that cannot be run is told of before anything is computed
         _ = self.capture
         for role in self.roles:
             self.scores(role)

@@ -140,7 +140,9 @@ def _documents(row: Mapping[str, Any], index: int, where: str) -> Iterator[Train
     documents = _numbers(row, "documents", n, where, default=np.zeros(n, np.int64))
     anchors = None if row.get("anchors") is None else np.asarray(row["anchors"], np.int64)
     if anchors is not None and not ((anchors >= 0) & (anchors < n)).all():
-        raise BadInput(f"{where}: an anchor outside of the {n} tokens", f"anchors from 0 to {n - 1}")
+        raise BadInput(
+            f"{where}: an anchor outside of the {n} tokens", f"anchors from 0 to {n - 1}"
+        )
     seed = row.get("anchor_seed")
     for name in dict.fromkeys(documents[documents != PADDING].tolist()):
         at = np.flatnonzero(documents == name)
@@ -278,16 +280,12 @@ def draw_anchors(split: Split, rule: AnchorRule, block_size: int, seed: int) -> 
         if all(text.anchors is not None for text in texts):
             found += [text.anchors for text in texts if text.anchors is not None]
             continue
-        places = [
-            (i, int(a)) for i, t in enumerate(texts) for a in rule.eligible(t, block_size)
-        ]
+        places = [(i, int(a)) for i, t in enumerate(texts) for a in rule.eligible(t, block_size)]
         own = texts[0].seed
         rng = np.random.default_rng([seed, row] if own is None else own)
         n = min(rule.count, max(0, len(places) - rule.last_left_out))
         chosen = sorted(places[i] for i in rng.permutation(len(places))[:n])
-        found += [
-            np.array([a for i, a in chosen if i == k], np.int64) for k in range(len(texts))
-        ]
+        found += [np.array([a for i, a in chosen if i == k], np.int64) for k in range(len(texts))]
     return found
 
 

@@ -242,11 +242,9 @@ def audit_text(found: Audit) -> str:
     from dflash_diag.training_audit.properties import words
 
     trial = found.facts["trial"]
-    lines = [
-        f"{trial['step']} on {trial['text']}: {trial['n_tokens']} tokens, "
-        f"{len(trial['anchors'])} blocks, layers {', '.join(map(str, trial['layers']))}",
-        "",
-    ]
+    layers = ", ".join(map(str, trial["layers"]))
+    size = f"{trial['n_tokens']} tokens, {len(trial['anchors'])} blocks, layers {layers}"
+    lines = [f"{trial['step']} on {trial['text']}: {size}", ""]
     wrong = [*found.faults, *found.misreported]
     for one in wrong:
         lines += [f"✗ {one.id}: {words(one.found)}", f"    {one.evidence}"]

@@ -101,7 +101,9 @@ class Trainer:
     def __call__(self, tokens, states, anchors, loss_mask, data_seed, noise_seed):
         p, k = self.parameters, torch.arange(1, D + 1)
         rows = anchors[:, None] + k + self.label_offset
-        hidden = self.features(states, anchors.tolist(), noise_seed) + p["embedding"][tokens[anchors]]
+        hidden = (
+            self.features(states, anchors.tolist(), noise_seed) + p["embedding"][tokens[anchors]]
+        )
         if self.later_blocks:
             later = p["embedding"][tokens[anchors]].flip(0).cumsum(0).flip(0)
             hidden = hidden + later - p["embedding"][tokens[anchors]]
@@ -120,10 +122,10 @@ class Trainer:
         return loss, z, labels, weights, t if self.gives_target else None
 
     def mixture(self, z, t, labels, weights):
-        T_ = self.temperature
+        hot = self.temperature
         ce = F.cross_entropy(z.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
         kl = F.kl_div(
-            (z / T_).log_softmax(-1), (t / T_).log_softmax(-1), reduction="none", log_target=True
+            (z / hot).log_softmax(-1), (t / hot).log_softmax(-1), reduction="none", log_target=True
         ).sum(-1)
-        each = (1 - self.share) * ce + self.share * T_**2 * kl
+        each = (1 - self.share) * ce + self.share * hot**2 * kl
         return (each * weights).sum() / weights.sum()

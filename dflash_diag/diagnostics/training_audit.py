@@ -1,4 +1,4 @@
-"""What the training step does, if one was given: its loss, its labels, what its logits depend on."""
+"""What the training step does, if one was given."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ def audit(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     trial = found.facts["trial"]
     said = sentence(found)
     notes = [
-        f"Tried on {trial['text']} ({trial['n_tokens']} tokens, {len(trial['anchors'])} blocks, "
-        f"{trial['calls']} calls); the source of the step was not read.",
+        (
+            f"Tried on {trial['text']} ({trial['n_tokens']} tokens, {len(trial['anchors'])} "
+            f"blocks, {trial['calls']} calls); the source of the step was not read."
+        ),
         *(f"{one.id}: {one.evidence} {one.remedy}".strip() for one in found.faults),
         *found.notes,
     ]

@@ -1,4 +1,4 @@
-"""How an audit of a training step is drawn: the weights of its loss, and what its logits depend on."""
+"""How an audit of a training step is drawn: what its logits depend on, how its slots count."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ PLOTS: dict[str, Plot] = {
         shows="What the draft logits of the training step depend on, and the weights of its loss",
         caption=(
             "Above: one thing is changed at a time, and a block's draft logits are compared "
-            "(hatched red: a server has no such thing, or should not need it; none: nothing moves). "
-            "Below: the weight of each slot, recovered from the gradient of the loss by the logits."
+            "(hatched red: a server has no such thing, or should not need it; none: nothing "
+            "moves). Below: the weight of each slot, recovered from the gradient of the loss by "
+            "the logits."
         ),
         height=lambda r: max(
             2.6, 0.9 + 0.2 * (5 + len(r.params["facts"].get("influence", {}).get("layers", {})))

@@ -84,13 +84,21 @@ def _squared_value(z: Tensor, t: Tensor, temperature: float) -> Tensor:  # noqa:
     return 0.5 * (z - t).square().mean(-1)
 
 
+def _smoothing(z: Tensor, t: Tensor, temperature: float) -> Tensor:  # noqa: ARG001
+    return z.softmax(-1) - 1 / z.shape[-1]
+
+
+def _smoothing_value(z: Tensor, t: Tensor, temperature: float) -> Tensor:  # noqa: ARG001
+    return -z.log_softmax(-1).mean(-1)
+
+
 def _centred(p: Tensor, x: Tensor) -> Tensor:
     """Derivative of a mean of ``x`` under softmax p by the logits, ``x`` held: p (x - <p, x>)."""
     return p * (x - (p * x).sum(-1, keepdim=True))
 
 
 def _difference(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """log p - log q, zero where p is: a target may rule tokens out."""
+    """Zero where p is: a target may rule tokens out."""
     return torch.where(log_p.exp() > 0, log_p - log_q, 0.0)
 
 
@@ -100,6 +108,8 @@ def overlap(z: Tensor, t: Tensor) -> Tensor:
 
 
 FORWARD_KL = Divergence("KL(target, draft)", _forward_kl, _forward_kl_value)
+SMOOTHING = Divergence("label smoothing", _smoothing, _smoothing_value)
+"""Needs no target."""
 TOTAL_VARIATION = Divergence("total variation", _total_variation, _total_variation_value)
 OTHERS = (
     Divergence("KL(draft, target)", _reverse_kl, _reverse_kl_value),

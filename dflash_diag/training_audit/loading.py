@@ -40,7 +40,9 @@ def load_step(spec: str) -> Step:
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         said = _named(error).removeprefix("it ")
-        raise BadInput(f"{path.name} cannot be run: {said}", "a file that Python can run") from error
+        raise BadInput(
+            f"{path.name} cannot be run: {said}", "a file that Python can run"
+        ) from error
     step = getattr(module, name, None)
     if not callable(step):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]

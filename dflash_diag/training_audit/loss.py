@@ -6,7 +6,7 @@ Symbols: A anchors, D proposed tokens, k slot from 1, V vocabulary, N slots with
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dflash_diag.training_audit.calling import Output
-from dflash_diag.training_audit.divergences import FORWARD_KL, OTHERS, overlap
+from dflash_diag.training_audit.divergences import FORWARD_KL, OTHERS, SMOOTHING, overlap
 from dflash_diag.training_audit.graph import loss_gradient
 from dflash_diag.training_audit.material import Material
 from dflash_diag.training_audit.mixture import Mixture, Slots, recover, without_square
@@ -76,7 +76,7 @@ def recover_loss(output: Output, material: Material, gradient: Tensor) -> Recove
     BadInput
         Never: whatever has no known form comes back as such.
     """
-    a, d, v = gradient.shape
+    v = gradient.shape[-1]
     size = gradient.norm(dim=-1)
     live = size > 1e-7 * size.max()
     if not bool(size.max() > 0):
@@ -98,7 +98,9 @@ def recover_loss(output: Output, material: Material, gradient: Tensor) -> Recove
     right = p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     assert mixture.scale is not None  # noqa: S101 - every fit has it
     scale = _spread(mixture.scale, live)
-    direction = _spread((slots.gradient.square().sum(-1) / mixture.scale.square().clamp(min=1e-300)), live)
+    direction = _spread(
+        (slots.gradient.square().sum(-1) / mixture.scale.square().clamp(min=1e-300)), live
+    )
     weights = weighting(
         scale.cpu().numpy(),
         direction.cpu().numpy(),
@@ -166,25 +168,24 @@ def _offset(labels: Tensor, live: Tensor, material: Material) -> tuple[int | Non
     return (best if shares[best] - rest > CLEAR else None), shares[best]
 
 
-def _verified(found: Recovered, gradient: Tensor, draft: Tensor, target: Tensor | None) -> Recovered:
+def _verified(
+    found: Recovered, gradient: Tensor, draft: Tensor, target: Tensor | None
+) -> Recovered:
     """Build the recovered loss, weights by its formula, and differentiate it in float64."""
-    from dataclasses import replace
-
     z = draft.clone().requires_grad_()
     live, mixture = found.live, found.mixture
     each = z.new_zeros(int(live.sum()))
-    share = mixture.shares if mixture.share is None else mixture.share
-    if mixture.share is None:
+    share = mixture.share
+    if share is None:
         return found  # nothing is left to verify: its shares are free
     if share != 1:
         each = each + (1 - share) * torch.nn.functional.cross_entropy(
             z[live], found.labels[live].clamp(min=0), reduction="none"
         )
-    soft = next((one for one in (FORWARD_KL, *OTHERS) if one.name == mixture.soft), None)
-    if soft is not None and target is not None:
-        each = each + share * soft.value(z[live], target[live], mixture.temperature)
-    elif mixture.soft:
-        each = each - share * z[live].log_softmax(-1).mean(-1)
+    for soft in (FORWARD_KL, *OTHERS, SMOOTHING):
+        if soft.name == mixture.soft:
+            other = z if target is None else target
+            each = each + share * soft.value(z[live], other[live], mixture.temperature)
     (again,) = torch.autograd.grad((each * _weights(found)[live]).sum(), z)
     left = float((again - gradient).norm() / gradient.norm())
     return replace(found, residual=left)
@@ -231,7 +232,11 @@ def loss_properties(
     if gradient is None:
         return [untested(one, why) for one in LOSS_IDS], {}, None
     if not bool(gradient.isfinite().all()):
-        return [untested(one, "the gradient of its loss is not finite") for one in LOSS_IDS], {}, None
+        return (
+            [untested(one, "the gradient of its loss is not finite") for one in LOSS_IDS],
+            {},
+            None,
+        )
     found = recover_loss(output, material, gradient)
     if found is None:
         return [untested(one, "no slot has a gradient") for one in LOSS_IDS], {}, None
@@ -324,7 +329,7 @@ def _mismatch(found: Recovered, output: Output) -> Property:
 
 
 def _facts(found: Recovered, output: Output) -> Iterator[Property]:
-    one, weights = found.mixture, found.weights
+    weights = found.weights
     yield fact(
         "loss.form",
         loss_in_words(found),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from dflash_diag.training_audit.divergences import (
     FORWARD_KL,
     OTHERS,
+    SMOOTHING,
     TOTAL_VARIATION,
     Divergence,
     cross_entropy,
@@ -110,13 +111,12 @@ def recover(slots: Slots) -> tuple[Mixture, bool]:
 
 def _attempts(slots: Slots) -> list[Callable[[], Mixture]]:
     """Forms, the simplest first."""
-    attempts: list[Callable[[], Mixture]] = [lambda: _hard(slots)]
+    attempts = [partial(_hard, slots)]
     if slots.target is not None:
-        attempts += [lambda one=one: _mixed(slots, one) for one in (FORWARD_KL, *OTHERS)]
-        attempts.append(lambda: _free(slots, None, FORWARD_KL))
-        attempts.append(lambda: _free(slots, FORWARD_KL, TOTAL_VARIATION))
-    attempts.append(lambda: _smoothed(slots))
-    return attempts
+        attempts += [partial(_mixed, slots, one) for one in (FORWARD_KL, *OTHERS)]
+        attempts.append(partial(_free, slots, None, FORWARD_KL))
+        attempts.append(partial(_free, slots, FORWARD_KL, TOTAL_VARIATION))
+    return [*attempts, partial(_smoothed, slots)]
 
 
 # --- products: all that a fit needs of a slot's vectors ------------------------------------------
@@ -134,7 +134,7 @@ class _Products:
     vv: Tensor
 
     def left(self, share: Tensor) -> Tensor:
-        """Relative size of what c ((1-λ) u + λ v) leaves over for every λ of [M], each c its best."""
+        """Relative size of what c ((1-λ) u + λ v) leaves over, by λ [M], each c its best."""
         on_v = share[:, None]
         on_u = 1 - on_v
         gb = on_u * self.gu + on_v * self.gv
@@ -256,16 +256,10 @@ def _soft(slots: Slots, soft: Divergence, log_temperature: float) -> Tensor:
 
 def _smoothed(slots: Slots) -> Mixture:
     """Cross-entropy with label smoothing."""
-    uniform = Divergence("label smoothing", lambda z, *_: z.softmax(-1) - 1 / z.shape[-1], _no_value)
-    v = uniform.gradient(slots.draft, slots.draft, 1.0)
-    fits = {n: _products(slots, one, v).best_share() for n, one in slots.labels.items()}
+    v = SMOOTHING.gradient(slots.draft, slots.draft, 1.0)
+    fits = {name: _products(slots, one, v).best_share() for name, one in slots.labels.items()}
     name = _first_best(fits, lambda one: fits[one][1])
-    return _finished(slots, name, uniform, fits[name][0], 1.0, v)
-
-
-def _no_value(z: Tensor, *_: object) -> Tensor:
-    """KL from the uniform distribution, up to a constant: mean of -log p."""
-    return -z.log_softmax(-1).mean(-1)
+    return _finished(slots, name, SMOOTHING, fits[name][0], 1.0, v)
 
 
 def _free(slots: Slots, one: Divergence | None, other: Divergence) -> Mixture:

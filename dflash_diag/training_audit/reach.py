@@ -9,8 +9,9 @@ Symbols: T tokens, K layers, H hidden size, D proposed tokens, a anchor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -61,16 +62,18 @@ class Reach:
 
     def properties(self) -> Iterator[Property]:
         """Every property, in the order of `REACH_IDS`."""
-        trials: tuple[Callable[[Output, int, Tensor | None], Iterator[Property]], ...]
-        trials = (self._rows, self._blocks, self._layers, self._inputs)
         why, made = "", set()
         try:
             alone, anchor = self._alone()
             slopes = self._slopes(anchor)
-            for trial in trials:
-                for row in trial(alone, anchor, slopes):
-                    made.add(row.id)
-                    yield row
+            for row in chain(
+                self._rows(alone, anchor, slopes),
+                self._blocks(),
+                self._layers(alone, anchor, slopes),
+                self._inputs(alone, anchor),
+            ):
+                made.add(row.id)
+                yield row
         except StepError as error:
             why = f"with other inputs than at first, {error}"
         yield from (untested(one, why) for one in REACH_IDS if one not in made)
@@ -157,7 +160,7 @@ class Reach:
 
     # --- other blocks -----------------------------------------------------------------------------
 
-    def _blocks(self, alone: Output, anchor: int, slopes: Tensor | None) -> Iterator[Property]:  # noqa: ARG002
+    def _blocks(self) -> Iterator[Property]:
         """Move the anchors behind (or before) a block: it must not notice."""
         id_, expected = "mask.cross_block_leak", "no dependence on other blocks of the pass"
         anchors = self.call.material.anchors
@@ -258,7 +261,7 @@ class Reach:
 
     # --- tokens and the mask ----------------------------------------------------------------------
 
-    def _inputs(self, alone: Output, anchor: int, slopes: Tensor | None) -> Iterator[Property]:  # noqa: ARG002
+    def _inputs(self, alone: Output, anchor: int) -> Iterator[Property]:
         """Tokens behind the anchor are labels; neither they nor the loss mask are inputs."""
         id_, expected = "training.leak", "no dependence on labels or on the loss mask"
         m = self.call.material
@@ -278,8 +281,8 @@ class Reach:
                 said,
                 expected,
                 f"{said[:1].upper()}{said[1:]}.",
-                "Give the drafter no token but the anchor's, and train no slot whose label the loss "
-                "mask leaves out.",
+                "Give the drafter no token but the anchor's, and train no slot whose label the "
+                "loss mask leaves out.",
             )
         else:
             evidence = "Later tokens and a hole in the loss mask move nothing."

@@ -1,4 +1,4 @@
-"""How a loss weights its slots: a curve over the slots of a block, or weights from the draft itself.
+"""How a loss weights its slots: a curve over a block, or weights that the draft itself makes.
 
 Symbols: A anchors, D proposed tokens, k slot from 1.
 """
@@ -118,7 +118,9 @@ def _curve(scale: Floats, certainty: Floats, live: NDArray[np.bool_]) -> tuple[F
     """Weight of each slot over all anchors, and the relative spread around it."""
     sure = certainty * live
     total = sure.sum(0)
-    curve = np.divide((sure * scale).sum(0), total, out=np.full(len(total), np.nan), where=total > 0)
+    curve = np.divide(
+        (sure * scale).sum(0), total, out=np.full(len(total), np.nan), where=total > 0
+    )
     off = sure * (scale - np.nan_to_num(curve)) ** 2
     size = (sure * scale**2).sum()
     return curve, float(np.sqrt(off.sum() / size)) if size > 0 else 0.0
@@ -176,7 +178,9 @@ def _dependent(
         if rest <= steady:
             first = times[np.isfinite(times)][0]
             _, gamma, shape = _formula(times / first)
-            words = f"{shape}, over the overlap of draft and target: the loss is minus its logarithm"
+            words = (
+                f"{shape}, over the overlap of draft and target: the loss is minus its logarithm"
+            )
             return Weighting("over overlap", shown, words, gamma, spread=spread)
     words = "they depend on the data, by no known formula"
     return Weighting("data-dependent", shown, words, spread=spread)

@@ -1,7 +1,7 @@
 """Other people's training steps, as they are installed, each behind an adapter of a few lines.
 
-ModelOpt's installs beside everything else. speculators and SpecForge ask for an older transformers
-or torch, which their losses do not need, and are skipped where they are not there.
+ModelOpt installs beside everything else. speculators asks for an older transformers, which its
+losses do not need, and is skipped where it is not there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def material(head: torch.Tensor) -> Material:
     tokens = torch.randint(0, MASK, (T,), generator=g)
     states = torch.randn(T, len(LAYERS) + 1, H, generator=g)
     sure = head[tokens[1:]] / head[tokens[1:]].norm(dim=-1, keepdim=True)
-    states[:-1, -1] = 3 * sure + 0.2 * states[:-1, -1]
+    states[:-1, -1] = 2 * sure + 0.3 * states[:-1, -1]
     return Material(
         tokens=tokens,
         states=states,
@@ -52,10 +52,6 @@ def material(head: torch.Tensor) -> Material:
 
 def faults(audit: Audit) -> list[str]:
     return [one.id for one in audit.faults]
-
-
-def short(adapter) -> bool:
-    return len(inspect.getsource(adapter).splitlines()) - 1 <= 20
 
 
 def sound(audit: Audit) -> None:
@@ -82,7 +78,7 @@ def sound(audit: Audit) -> None:
     assert audit["loss.residual"].found < 1e-4
 
 
-# --- NVIDIA Model-Optimizer ------------------------------------------------------------------------
+# --- NVIDIA Model-Optimizer -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +158,7 @@ def test_model_optimizer_with_hard_labels_and_a_decay_is_the_paper_s_loss(modelo
     assert audit["loss.lambda"].status == "not_identifiable"
 
 
-# --- speculators -----------------------------------------------------------------------------------
+# --- speculators ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +219,18 @@ SPECULATORS = {
     "tv": ("tv", {"gamma": 4.0}, "total variation; weights: exp(-(k-1)/4)", None),
     "nla": ("nla", {"gamma": 4.0}, "over the overlap of draft and target", None),
     "lk_hybrid": ("lk_hybrid", {"gamma": 4.0}, "in shares that vary from slot to slot", None),
-    "ce and tv": ('{"ce": 0.1, "tv": 0.9}', {"gamma": 4.0}, "0.10 cross-entropy + 0.90 total", None),
-    "ce and kl": ('{"ce": 0.4, "kl_div": 0.6}', {"gamma": 4.0}, "0.40 cross-entropy + 0.60 KL", None),
+    "ce and tv": (
+        '{"ce": 0.1, "tv": 0.9}',
+        {"gamma": 4.0},
+        "0.10 cross-entropy + 0.90 total",
+        None,
+    ),
+    "ce and kl": (
+        '{"ce": 0.4, "kl_div": 0.6}',
+        {"gamma": 4.0},
+        "0.40 cross-entropy + 0.60 KL",
+        None,
+    ),
     "d-pace": ("ce", {"per_position_loss_weight": "dpace"}, "D-PACE", []),
 }
 
@@ -241,9 +247,6 @@ def test_losses_of_speculators_are_named(speculators, name):
     assert faults(audit) == (["training.loss_mismatch"] if expected is None else expected)
     for metric in ("full_acc", "eal"):
         assert audit[f"metric.reported.{metric}"].status == "excluded"
-
-
-# --- SpecForge -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adapter", [model_optimizer_step, speculators_step])

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import toy_trainer as toy
-from toy_trainer import D, H, T, Trainer, V, generator, material
+from toy_trainer import D, Trainer, V, generator, material
 
 from dflash_diag.errors import BadInput
 from dflash_diag.training_audit import Audit, Material, audit_step, load_step
@@ -32,7 +32,7 @@ def faults(audit: Audit) -> list[str]:
     return [one.id for one in audit.faults]
 
 
-# --- the loss --------------------------------------------------------------------------------------
+# --- the loss -------------------------------------------------------------------------------------
 
 
 def random_loss(seed: int):
@@ -217,7 +217,9 @@ def test_in_half_precision_the_loss_is_still_recovered():
     [
         lambda z: z.flatten(0, 1).view(1, -1, V)[0].view(z.shape),
         lambda z: z.float() if z.dtype != torch.float32 else z.double(),
-        lambda z: torch.cat([z, z], 0)[: len(z)] if False else z[:, :].transpose(0, 1).transpose(0, 1),
+        lambda z: (
+            torch.cat([z, z], 0)[: len(z)] if False else z[:, :].transpose(0, 1).transpose(0, 1)
+        ),
     ],
 )
 def test_a_view_of_the_logits_is_as_good_as_the_logits(view):
@@ -249,7 +251,9 @@ def test_a_slice_of_wider_logits_has_its_own_gradient():
     assert found.residual < 1e-5
 
 
-@pytest.mark.parametrize("lost", [lambda z: z.detach(), lambda z: 2 * z, lambda z: z.clone().detach()])
+@pytest.mark.parametrize(
+    "lost", [lambda z: z.detach(), lambda z: 2 * z, lambda z: z.clone().detach()]
+)
 def test_logits_outside_the_graph_are_asked_for_not_guessed(lost):
     class Adapted(Trainer):
         def __call__(self, *given):
@@ -277,7 +281,7 @@ def test_other_labels_than_those_returned_are_noticed():
     assert audit["labels.returned"].found == "the highest of its target logits"
 
 
-# --- what the logits depend on ---------------------------------------------------------------------
+# --- what the logits depend on --------------------------------------------------------------------
 
 PLANTED = {
     "nothing": ({}, []),
@@ -362,7 +366,7 @@ def test_a_target_that_can_be_trained_is_noticed():
     assert "target.detached" in faults(audit_step(Attached(share=0.5), material()))
 
 
-# --- steps that cannot be audited ------------------------------------------------------------------
+# --- steps that cannot be audited -----------------------------------------------------------------
 
 
 def broken(change):
@@ -411,7 +415,8 @@ def test_wrong_outputs_are_a_verdict(name):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("two\nlines"), KeyError("x"), SystemExit(3), AssertionError(), MemoryError()]
+    "error",
+    [ValueError("two\nlines"), KeyError("x"), SystemExit(3), AssertionError(), MemoryError()],
 )
 def test_what_a_step_raises_is_named_with_its_place(error):
     def step(*_):
@@ -517,7 +522,7 @@ def test_the_audit_leaves_random_numbers_as_they_were():
 def test_prints_go_to_standard_error(capsys):
     class Loud(Trainer):
         def __call__(self, *given):
-            print("step 1")
+            print("step 1")  # noqa: T201
             return super().__call__(*given)
 
     audit_step(Loud(), material())
@@ -533,7 +538,7 @@ def test_inference_mode_of_the_caller_does_not_matter():
         assert faults(audit_step(Trainer(), on)) == []
 
 
-# --- metrics ---------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 def reported(name: str, value) -> Audit:
@@ -550,20 +555,24 @@ def right(z, y):
 
 
 METRICS = {
-    "accuracy": (lambda l, z, y, w, t: (right(z, y) & (w > 0)).sum() / (w > 0).sum(), True, "share of"),
-    "train_loss": (lambda l, z, y, w, t: l.item(), True, "the loss"),
+    "accuracy": (
+        lambda loss, z, y, w, t: (right(z, y) & (w > 0)).sum() / (w > 0).sum(),
+        True,
+        "share of",
+    ),
+    "train_loss": (lambda loss, z, y, w, t: loss.item(), True, "the loss"),
     "accept_len": (
-        lambda l, z, y, w, t: 1 + (right(z, y) & (w > 0)).cumprod(-1).sum(-1).float().mean(),
+        lambda loss, z, y, w, t: 1 + (right(z, y) & (w > 0)).cumprod(-1).sum(-1).float().mean(),
         True,
         "and the bonus token",
     ),
-    "acc": (lambda l, z, y, w, t: right(z, y).float().mean(), False, "without weight are counted"),
+    "acc": (lambda loss, z, y, w, t: right(z, y).float().mean(), False, "without weight"),
     "streak": (
-        lambda l, z, y, w, t: (right(z, y) | (w == 0)).cumprod(-1).sum(-1).float().mean(),
+        lambda loss, z, y, w, t: (right(z, y) | (w == 0)).cumprod(-1).sum(-1).float().mean(),
         False,
         "without weight are counted",
     ),
-    "full_acc": (lambda l, z, y, w, t: 1.42, False, "is none of"),
+    "full_acc": (lambda loss, z, y, w, t: 1.42, False, "is none of"),
 }
 
 
@@ -587,7 +596,7 @@ def test_reported_metrics_are_computed_anew(name):
     assert [m.id for m in audit.misreported] == [] if is_right else [one.id]
 
 
-# --- as a whole ------------------------------------------------------------------------------------
+# --- as a whole ----------------------------------------------------------------------------------
 
 
 def test_it_is_json_of_the_agreed_form_and_comes_back():
@@ -623,16 +632,20 @@ def test_material_refuses_what_does_not_fit():
         with pytest.raises(BadInput, match=said):
             replace(on, **changes)
     with pytest.raises(BadInput, match="room for two"):
-        Material.of_text(torch.arange(30), 20, states=torch.zeros(30, 1, 4), layer_ids=(1,), last_layer=1)
+        Material.of_text(
+            torch.arange(30), 20, states=torch.zeros(30, 1, 4), layer_ids=(1,), last_layer=1
+        )
 
 
-# --- loading ---------------------------------------------------------------------------------------
+# --- loading -------------------------------------------------------------------------------------
 
 
 def test_a_step_is_loaded_with_what_lies_beside_it(tmp_path):
     (tmp_path / "beside_it.py").write_text("NUMBER = 3\n")
     file = tmp_path / "trainer.py"
-    file.write_text("import beside_it\ndef step(*given):\n    return beside_it.NUMBER\nstep.layers = [1, 2]\n")
+    file.write_text(
+        "import beside_it\ndef step(*given):\n    return beside_it.NUMBER\nstep.layers = [1, 2]\n"
+    )
     step = load_step(f"{file}:step")
     assert step() == 3
     assert step.layers == [1, 2]

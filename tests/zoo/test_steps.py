@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
 from safetensors.torch import load_file
 
-from dflash_diag import paths
+from dflash_diag import cli, paths
 from dflash_diag.targets import load_target
 from dflash_diag.training_audit import Material, audit_step
 from dflash_diag.zoo import recipe, steps
 
 NOT_VISIBLE = {"healthy", "reference", "block_causal", "position_plus_one"}
 FAULTS = {
-    **dict.fromkeys(NOT_VISIBLE, []),
+    **{name: [] for name in NOT_VISIBLE},
     "anchor_included": ["mask.anchor_included"],
     "cross_block_leak": ["mask.cross_block_leak"],
     "label_shift": ["label.shift"],
@@ -95,3 +96,12 @@ def test_the_adapter_is_short():
 def test_another_text_says_the_same(target):
     for name in ("healthy", "anchor_included"):
         assert [one.id for one in audited(target, name, row=40).faults] == FAULTS[name]
+
+
+def test_the_verb_without_options_audits_the_example_s_own_step(tmp_path, capsys):
+    file = tmp_path / "audit.json"
+    assert cli.run(["audit", "--json", str(file), "--out", str(tmp_path / "out")]) == 0
+    found = [p["id"] for p in json.loads(file.read_text())["properties"] if p["status"] == "found"]
+    assert found == ["mask.anchor_included"]
+    assert "the embedded example's train sequences" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "captures").exists()  # nothing else was computed
