@@ -117,13 +117,15 @@ class RunConfig(BaseModel):
         """Whether nothing was named, so that the embedded example is meant."""
         return not (self.target or self.drafter or self.prompts or self.capture)
 
-    def resolved(self, *, needs_drafter: bool = True) -> RunConfig:
+    def resolved(self, *, needs_drafter: bool = True, needs_prompts: bool = True) -> RunConfig:
         """The same with paths made absolute and the embedded example filled in.
 
         Parameters
         ----------
         needs_drafter
             Whether nothing can be done without one.
+        needs_prompts
+            Whether training texts cannot stand for prompts.
 
         Raises
         ------
@@ -149,11 +151,14 @@ class RunConfig(BaseModel):
                     "training_sequences": self.training_sequences
                     or str(EXAMPLE.part(EXAMPLE.training_sequences)),
                     "training_log": self.training_log or str(EXAMPLE.part(EXAMPLE.training_log)),
+                    "step": self.step or EXAMPLE.step_spec(),
                 }
             )
         elif needs_drafter and not self.drafter:
             raise BadInput("no drafter is named", do="give --drafter")
-        elif not self.capture and not (self.target and self.prompts):
+        elif not self.capture and not (
+            self.target and (self.prompts or (self.training_sequences and not needs_prompts))
+        ):
             lacking = [n for n in ("target", "prompts") if not getattr(self, n)]
             raise BadInput(
                 f"no {' and no '.join(lacking)}",

@@ -37,6 +37,10 @@ class Example:
     """What the captured states are compared with: captures, or backends with a dtype."""
     max_new_tokens: int = 64
     """G at which at most 30 % of the lines of the median completion are repeated."""
+    step: str = "anchor_included"
+    """Function of ``zoo/steps.py`` that is the training step of the drafter to judge."""
+    sequences: str = "zoo/hybrid/sequences/train.safetensors"
+    """Texts that its drafters were trained on."""
 
     def part(self, name: str) -> Path:
         """Path of one of its parts, verified against the manifest.
@@ -61,6 +65,10 @@ class Example:
         return ",".join(
             str(self.part(one)) if one.startswith("zoo/") else one for one in self.against
         )
+
+    def step_spec(self) -> str:
+        """`step` as an option has it."""
+        return f"{Path(__file__).parent / 'zoo' / 'steps.py'}:{self.step}"
 
     def read_prompts(self) -> list[Prompt]:
         """The prompts of the default report."""

@@ -37,6 +37,7 @@ NOTEBOOKS = {
     "04_position_alignment": "Convention",
     "05_attention_mask": "Mask",
     "06_train_vs_eval": "Train vs. eval",
+    "07_training_audit": "Training step",
 }
 """Notebooks of the report in order, and what their pages are called."""
 KEY_FIGURES = (

@@ -11,6 +11,7 @@
     OUT/state_checks/KEY.json         audit of the hidden states
     OUT/influence/KEY.json            what one drafter's proposals depend on
     OUT/gap/KEY.json                  the training measurement again, and its way to serving
+    OUT/audit/KEY.json                what the training step does
     OUT/results/ID/                   one diagnostic's result
     OUT/notebooks/*.ipynb             executed copies
     OUT/index.html, *.html            the report
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from dflash_diag.servers import Server
     from dflash_diag.strata import Text
     from dflash_diag.targets import Target
+    from dflash_diag.training_audit import Audit, Step
 
 T = TypeVar("T")
 
@@ -279,7 +281,14 @@ class Run:
         return f'<p class="kicker">{escape(repr(self))}</p>'
 
     @classmethod
-    def open(cls, config: RunConfig, *, strict: bool = True, needs_drafter: bool = True) -> Run:
+    def open(
+        cls,
+        config: RunConfig,
+        *,
+        strict: bool = True,
+        needs_drafter: bool = True,
+        needs_prompts: bool = True,
+    ) -> Run:
         """Check every input that can be checked without the target's weights; write nothing.
 
         Parameters
@@ -288,13 +297,15 @@ class Run:
             Refuse a drafter whose tensors are not those of its configuration.
         needs_drafter
             Whether nothing can be done without one.
+        needs_prompts
+            Whether training texts cannot stand for prompts.
 
         Raises
         ------
         BadInput
             Something given cannot be used.
         """
-        resolved = config.resolved(needs_drafter=needs_drafter)
+        resolved = config.resolved(needs_drafter=needs_drafter, needs_prompts=needs_prompts)
         if resolved.device.startswith("cuda"):
             from dflash_diag.targets import resolve_device
 
@@ -310,7 +321,7 @@ class Run:
         prompts = []
         if config.is_example:
             prompts = EXAMPLE.read_prompts()
-        elif not resolved.capture:
+        elif resolved.prompts and not resolved.capture:
             prompts = read_prompts(resolved.prompts)
         run = cls(resolved, prompts, config)
         run.claimed()
@@ -800,6 +811,27 @@ class Run:
             seed=self.seed,
         )
 
+    @cached_property
+    def step(self) -> Step:
+        """The training step; its file is run when this is first asked for.
+
+        Raises
+        ------
+        BadInput
+            It cannot be loaded.
+        """
+        from dflash_diag.training_audit import load_step
+
+        return load_step(self.config.step)
+
+    def audit(self) -> Audit:
+        from dflash_diag.audit_runs import audit_of
+        from dflash_diag.diagnostics.training_audit import NO_STEP
+
+        if not self.config.step:
+            raise Skip(NO_STEP)
+        return audit_of(self)
+
     def continuations(self) -> list[Continuation]:
         capture = self.capture
         return [
@@ -961,6 +993,8 @@ class Run:
 
     def compute(self) -> list[Result]:
         """Everything, stage by stage, with progress; what is there already costs nothing."""
+        if self.config.step:
+            _ = self.step  # a file that cannot be run is told of before anything is computed
         _ = self.capture
         for role in self.roles:
             self.scores(role)

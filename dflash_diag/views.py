@@ -15,6 +15,7 @@ from dflash_diag.results import Result, Verdict
 if TYPE_CHECKING:
     from dflash_diag.bundle import Capture
     from dflash_diag.runs import Run
+    from dflash_diag.training_audit import Audit
 
 FOLDED_ROWS = 6
 """Tables with more rows are folded."""
@@ -234,6 +235,35 @@ def score_text(run: Run) -> str:
     lines += [f"not scored: {one['id']} ({one['reason']})" for one in found["unscored"]]
     lines += [f"note: {note}" for note in found.get("notes", [])]
     return "\n".join(lines)
+
+
+def audit_text(found: Audit) -> str:
+    """An audit of a training step for a terminal: what is wrong, then everything that was asked."""
+    from dflash_diag.training_audit.properties import words
+
+    trial = found.facts["trial"]
+    layers = ", ".join(map(str, trial["layers"]))
+    size = f"{trial['n_tokens']} tokens, {len(trial['anchors'])} blocks, layers {layers}"
+    lines = [f"{trial['step']} on {trial['text']}: {size}", ""]
+    wrong = [*found.faults, *found.misreported]
+    for one in wrong:
+        lines += [f"✗ {one.id}: {words(one.found)}", f"    {one.evidence}"]
+        lines += [f"    {one.remedy}"] * bool(one.remedy)
+    if not wrong:
+        lines.append("✓ nothing is wrong")
+    lines.append("")
+    width = max(len(one.id) for one in found) + 2
+    for one in found:
+        if one.status == "found":
+            continue
+        said = words(one.found) or one.evidence
+        lines.append(f"{STATUS_MARKS[one.status]} {one.id:<{width}}{said}")
+    lines += [f"note: {note}" for note in found.notes]
+    return "\n".join(lines)
+
+
+STATUS_MARKS = {"excluded": "✓", "measured": "=", "not_identifiable": "?", "not_tested": "–"}  # noqa: RUF001
+"""What stands before a property that is not wrong."""
 
 
 def divergence_text(run: Run) -> str:

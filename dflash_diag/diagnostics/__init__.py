@@ -40,6 +40,7 @@ MODULES = (
     "gap_decomposition",
     "data_strata",
     "data_entropy",
+    "training_audit",
 )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dflash_diag.influence import Influence
     from dflash_diag.scoring import Scores
     from dflash_diag.strata import Text
+    from dflash_diag.training_audit import Audit
 
 JUDGED = "Judged: "
 """How the note that justifies a verdict begins."""
@@ -127,6 +128,9 @@ class Inputs(Protocol):
 
     def influence(self, role: str) -> Influence:
         """What its proposals depend on as it runs; raises `Skip` where that cannot be tried."""
+
+    def audit(self) -> Audit:
+        """What the training step does; raises `Skip` where none was given."""
 
     def provenance(self) -> Mapping[str, Any]:
         """Where the inputs come from."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dflash_diag.plotting import (
     acceptance,
     alignment,
+    audit,
     checkpoint,
     claims,
     data,
@@ -42,6 +43,7 @@ PLOTS: dict[str, Plot] = {
     **gap.PLOTS,
     **claims.PLOTS,
     **data.PLOTS,
+    **audit.PLOTS,
 }
 """Plots by the id of their diagnostic."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import fake_alignment
 import fake_gap
@@ -146,6 +146,16 @@ def probed():
     return probe(Builtin(drafter, *bits), torch.randn(30, 2, 8), tokens, (8, 20), convention())
 
 
+@cache
+def audited():
+    """A training step that leaks and mixes its loss, as the audit sees it."""
+    from toy_trainer import Trainer, material
+
+    from dflash_diag.training_audit import audit_step
+
+    return audit_step(Trainer(bound=1, share=0.4), material(), "<b>step</b>")
+
+
 def lossless_rows(n_prompts: int, generated: int) -> dict:
     rows = [
         {"id": f"p{i:02d}", "n_tokens": generated, "n_same": generated, "cause": "", "margin": None}
@@ -213,6 +223,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.probed = probed()
     made.replayed, made.gaps = fake_gap.replayed(), fake_gap.gap()
     made.claimed_lines = read_claims(["streak=1.24", "dds4=2.78", "dds8=3.58", "eval/<b>=0.4"])
+    made.audited = audited()
     return made
 
 

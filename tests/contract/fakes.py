@@ -77,6 +77,7 @@ class FakeInputs:
     reference_check: dict[str, Any] | None = None
     probed: Any = None
     made_texts: list[Any] = field(default_factory=list)
+    audited: Any = None
     made_continuations: list[Any] = field(default_factory=list)
     comparisons: dict[str, dict[str, Any]] = field(default_factory=dict)
     scored_sides: dict[str, SimpleNamespace] = field(default_factory=dict)
@@ -164,6 +165,11 @@ class FakeInputs:
         if self.probed is None:
             raise Skip("A capture that keeps only some positions cannot be drafted on.")
         return self.probed
+
+    def audit(self) -> Any:
+        if self.audited is None:
+            raise Skip("No training step was given.")
+        return self.audited
 
     def provenance(self) -> dict[str, Any]:
         return {"made_by": "tests"}
