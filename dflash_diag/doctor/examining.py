@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag.diagnostics.base import DRAFTER
-from dflash_diag.doctor import backends, files, trust, weights
+from dflash_diag.doctor import backends, files, numbers, training, trust, weights
 from dflash_diag.doctor.merging import FIRST, Entry, is_fault, merged, value_of
 from dflash_diag.doctor.sentences import headline
 from dflash_diag.errors import DiagError
@@ -79,13 +79,24 @@ def examine(run: Run) -> Examination:
         fresh = trust.on_fresh_states(run)
         if fresh is None:
             why = "the captured states are broken, and no target is at hand to compute others"
-            left = [weights.untested(why), files.static(run), backends.compared(run)]
+            left = [
+                training.audited(run),
+                weights.untested(why),
+                files.static(run),
+                backends.compared(run),
+            ]
             return _concluded(run, trusted, left, [f"{why[0].upper()}{why[1:]}."])
         trusted[trusted.index(broken)] = trust.with_effect(broken, run, fresh)
         cautions = ["All but the captured states was looked at on states computed anew."]
         sound = fresh
-    looked_at = [weights.readings(sound), files.static(sound), backends.compared(sound)]
-    return _concluded(run, trusted, looked_at, cautions)
+    return _concluded(run, trusted, [*_of_weights(sound), backends.compared(sound)], cautions)
+
+
+def _of_weights(run: Run) -> list[Sequence[Entry]]:
+    """What readings, files and the training step say, each heard before the next."""
+    step = training.audited(run)
+    readings = training.decided(weights.readings(run), step)
+    return [readings, step, files.static(run)]
 
 
 def _concluded(
@@ -94,7 +105,7 @@ def _concluded(
     looked_at: Sequence[Sequence[Entry]],
     cautions: Sequence[str],
 ) -> Examination:
-    findings = merged(trusted, *looked_at)
+    findings = merged(trusted, *looked_at, numbers.explained(run))
     declared = _declared(run)
     best = max(
         [declared, *(one["tau_own_reading"] for one in findings if _is_gain(one))],
@@ -108,7 +119,7 @@ def _concluded(
         headline=headline(name, findings, declared),
         tau_declared=declared,
         tau_best=best,
-        claims=[],
+        claims=numbers.claims(run),
         findings=findings,
         cautions=cautions,
     )

@@ -1,0 +1,138 @@
+"""What claimed numbers mean, and why they differ from what decoding gets: explanations, no faults.
+
+Everything here rests on what the other pages measured: which definitions can have printed a number,
+how much of the gap each factor has, and whether the kind of text matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dflash_diag.causes import entry
+from dflash_diag.definitions import DEFINITIONS, Definition
+from dflash_diag.diagnostics.base import DRAFTER, Skip
+from dflash_diag.errors import DiagError
+from dflash_diag.gap import WALK
+from dflash_diag.gap_words import sentence
+
+if TYPE_CHECKING:
+    from dflash_diag.claims import Fit
+    from dflash_diag.doctor.merging import Entry
+    from dflash_diag.runs import Run
+
+NO_CLAIM = "No number was claimed (--claim, --training-log)."
+NAMES = ("metric.population", "metric.bonus", "metric.aggregation", "metric.tree_definition")
+SHARES = ("accuracy", "marginal", "conditional", "survival")
+"""Kinds whose unit is no token, so that no bonus token can be in them."""
+TREES = ("topk_oracle", "ddtree_tau")
+SERVED = DEFINITIONS["tau walked"]
+
+
+def explained(run: Run) -> list[Entry]:
+    """One entry for each cause that explains numbers."""
+    return [*_metric(run), *_data(run)]
+
+
+def claims(run: Run) -> list[dict[str, Any]]:
+    """Every claim with the definitions that fit it."""
+    return [one.to_json() for one in _fits(run)]
+
+
+def _fits(run: Run) -> list[Fit]:
+    from dflash_diag.gap_runs import fits_of
+
+    return fits_of(run) if DRAFTER in run.roles else []
+
+
+# --- metric.* ---------------------------------------------------------------------------------
+
+
+def _metric(run: Run) -> list[Entry]:
+    fits = [one for one in _fits(run) if one.fits]
+    if not fits:
+        return [entry(name, "not_tested", NO_CLAIM) for name in NAMES]
+    return [
+        _population(run, fits),
+        _counted("metric.bonus", fits, lambda one: not _has_bonus(one), "leave out the bonus"),
+        _counted(
+            "metric.aggregation",
+            fits,
+            lambda one: one.average != SERVED.average,
+            "average over texts",
+        ),
+        _counted("metric.tree_definition", fits, _is_tree, "count a tree or the top k"),
+    ]
+
+
+def _counted(
+    cause: str, fits: Sequence[Fit], differs: Callable[[Definition], bool], words: str
+) -> Entry:
+    """Whether the definitions that fit the claims differ from serving's in one respect."""
+    answers = [{differs(DEFINITIONS[name]) for name in fit.fits} for fit in fits]
+    certain, possible, none = (
+        [fit for fit, one in zip(fits, answers, strict=True) if one == wanted]
+        for wanted in ({True}, {True, False}, {False})
+    )
+    said = [f"{_listed(certain)} certainly {words}" if certain else ""]
+    said += [f"{_listed(possible)} may {words}" if possible else ""]
+    text = "; ".join(filter(None, said)) or f"{_listed(none)} do not {words}"
+    status = "found" if certain else "not_identifiable" if possible else "excluded"
+    return entry(cause, status, f"{text}.")  # type: ignore[arg-type]
+
+
+def _listed(fits: Sequence[Fit], most: int = 4) -> str:
+    names = list(dict.fromkeys(str(one.claim) for one in fits))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _has_bonus(one: Definition) -> bool:
+    return one.bonus or one.kind in SHARES or "tau" in one.kind
+
+
+def _is_tree(one: Definition) -> bool:
+    return one.kind in TREES
+
+
+def _population(run: Run, fits: Sequence[Fit]) -> Entry:
+    """By the part of the gap that the choice of anchors has, where it was measured."""
+    cause = "metric.population"
+    by_fit = _counted(
+        cause, fits, lambda one: one.population != SERVED.population, "count other anchors"
+    )
+    try:
+        gap = run.gap()
+    except (Skip, DiagError):
+        return by_fit
+    for bar in gap["bars"]:
+        if WALK in bar["factors"] and by_fit["status"] != "excluded":
+            numbers = {key: bar[key] for key in ("value", "lo", "hi")}
+            certain = bar["lo"] is not None and not bar["lo"] <= 0 <= bar["hi"]
+            status = "found" if certain else "not_identifiable"
+            text = f"{by_fit['evidence']} {sentence(bar, gap)}"
+            return entry(cause, status, text, delta=_turned(numbers))  # type: ignore[arg-type]
+    return by_fit
+
+
+def _turned(bar: Mapping[str, Any]) -> dict[str, Any]:
+    """What a part takes away, as a positive number."""
+    value, lo, hi = (None if bar[k] is None else -bar[k] for k in ("value", "lo", "hi"))
+    return {"value": value, "lo": hi, "hi": lo}
+
+
+# --- data.* -----------------------------------------------------------------------------------
+
+
+def _data(run: Run) -> Iterable[Entry]:
+    from dflash_diag.data_causes import findings
+    from dflash_diag.strata import Blocks
+
+    try:
+        blocks = Blocks.of(run.scores(DRAFTER), run.texts())
+    except (Skip, DiagError) as why:
+        return [
+            entry(cause, "not_tested", f"Nothing was scored: {why}")
+            for cause in ("data.domain", "data.template")
+        ]
+    return findings(blocks, seed=run.seed, draws=run.draws)
