@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag.causes import entry
-from dflash_diag.definitions import DEFINITIONS, Definition
+from dflash_diag.definitions import DEFINITIONS, Definition, definitions
 from dflash_diag.diagnostics.base import DRAFTER, Skip
 from dflash_diag.errors import DiagError
 from dflash_diag.gap import WALK
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dflash_diag.claims import Fit
     from dflash_diag.doctor.merging import Entry
     from dflash_diag.runs import Run
+
+    Read = Sequence[tuple[Fit, Sequence[Definition]]]
 
 NO_CLAIM = "No number was claimed (--claim, --training-log)."
 NAMES = ("metric.population", "metric.bonus", "metric.aggregation", "metric.tree_definition")
@@ -52,24 +54,22 @@ def _metric(run: Run) -> list[Entry]:
     fits = [one for one in _fits(run) if one.fits]
     if not fits:
         return [entry(name, "not_tested", NO_CLAIM) for name in NAMES]
+    known = definitions(run.convention(DRAFTER).n_proposed)
+    read = [(fit, [known[name] for name in fit.fits]) for fit in fits]
     return [
-        _population(run, fits),
-        _counted("metric.bonus", fits, lambda one: not _has_bonus(one), "leave out the bonus"),
+        _population(run, read),
+        _counted("metric.bonus", read, lambda one: not _has_bonus(one), "leave out the bonus"),
         _counted(
-            "metric.aggregation",
-            fits,
-            lambda one: one.average != SERVED.average,
-            "average over texts",
+            "metric.aggregation", read, lambda one: one.average == "macro", "are means by text"
         ),
-        _counted("metric.tree_definition", fits, _is_tree, "count a tree or the top k"),
+        _counted("metric.tree_definition", read, _is_tree, "count a tree or the top k"),
     ]
 
 
-def _counted(
-    cause: str, fits: Sequence[Fit], differs: Callable[[Definition], bool], words: str
-) -> Entry:
+def _counted(cause: str, read: Read, differs: Callable[[Definition], bool], words: str) -> Entry:
     """Whether the definitions that fit the claims differ from serving's in one respect."""
-    answers = [{differs(DEFINITIONS[name]) for name in fit.fits} for fit in fits]
+    fits = [fit for fit, _ in read]
+    answers = [{differs(one) for one in readings} for _, readings in read]
     certain, possible, none = (
         [fit for fit, one in zip(fits, answers, strict=True) if one == wanted]
         for wanted in ({True}, {True, False}, {False})
@@ -95,11 +95,11 @@ def _is_tree(one: Definition) -> bool:
     return one.kind in TREES
 
 
-def _population(run: Run, fits: Sequence[Fit]) -> Entry:
+def _population(run: Run, read: Read) -> Entry:
     """By the part of the gap that the choice of anchors has, where it was measured."""
     cause = "metric.population"
     by_fit = _counted(
-        cause, fits, lambda one: one.population != SERVED.population, "count other anchors"
+        cause, read, lambda one: one.population != SERVED.population, "count other anchors"
     )
     try:
         gap = run.gap()
