@@ -922,7 +922,7 @@ class Run:
             diagnostics.get(id).version,
             repr(self.claimed()) if id in OF_CLAIMS else "",
             [[role, self.name(role), self._static_key(role)] for role in self.roles],
-            self.training_key if id in OF_TRAINING and DRAFTER in self.roles else "",
+            self.training_key if id in OF_CLAIMS and DRAFTER in self.roles else "",
             self.config.target,
             self.config.served_output,
             self.config.against,

@@ -206,9 +206,8 @@ def _csv(path: Path, text: str) -> tuple[str, list[Row]]:
     names = [name for name in reader.fieldnames or [] if name]
     if len(names) < 2 or not rows:
         raise BadInput(f"{path} has {len(names)} column(s) and {len(rows)} row(s)", _EXPECTED)
-    if any(" - " in name for name in names):
-        return "wandb", list(_charts(names, rows))
-    return "csv", rows
+    charts = list(_charts(names, rows))
+    return ("wandb", charts) if charts else ("csv", rows)
 
 
 def _charts(names: Iterable[str], rows: Iterable[Row]) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from dflash_diag import claims
@@ -20,9 +20,9 @@ HOW = (
     "under it. Such bounds cannot tell anchors that were all counted from those that decoding "
     "visits, nor pooled from averaged numbers: a training line is taken to pool all anchors."
 )
+TRAINING, PROMPTS = "the trainer's texts", "your prompts"
 OTHER_TEXT = (
-    "The measured values are those on your prompts, which are not the text that was claimed for: "
-    "a hint, no proof."
+    "Values measured on your prompts are on other text than what was claimed for: a hint, no proof."
 )
 
 
@@ -51,21 +51,25 @@ def fit(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     -------
     tuple
         Frame columns: line, claim, claimed, definition, fits (bool), why (it does not), measured,
-        lo, hi [tokens or share], within (whether the claim lies in the interval).
+        lo, hi [tokens or share], within (whether the claim lies in the interval), text (on which it
+        was measured).
     """
     lines = inputs.claimed()
     if not lines:
         raise Skip(NOTHING)
     import pandas as pd
 
-    found = claims.judge(lines, n_proposed=_slots(inputs), prompts=_measured(inputs))
-    frame = pd.DataFrame([row for one in found for row in _rows(one)])
+    trained = _replayed(inputs)
+    found = claims.judge(
+        lines, n_proposed=_slots(inputs), training=trained, prompts=_measured(inputs)
+    )
+    frame = pd.DataFrame([row for one in found for row in _rows(one, trained)])
     frame = frame.astype({"measured": float, "lo": float, "hi": float})
     several = [one for one in found if len(one.fits) > 1]
     contradicting = [one for one in found if one.contradicts]
     unfit = [one for one in found if not one.fits and not one.contradicts]
     notes = [HOW, *dict.fromkeys(note for line in lines for note in line.notes)]
-    if frame["measured"].notna().any():
+    if (frame["text"] == PROMPTS).any():
         notes.append(OTHER_TEXT)
     return (
         headline(found),
@@ -100,8 +104,24 @@ def _measured(inputs: Inputs) -> Mapping[str, Estimate]:
     return definitions.measure(scores, seed=inputs.seed, draws=inputs.draws)
 
 
-def _rows(one: Fit) -> list[dict[str, Any]]:
+def _replayed(inputs: Inputs) -> Mapping[str, Mapping[str, Estimate]]:
+    """The same on the texts that were trained and validated on, where they are at hand."""
+    try:
+        splits = inputs.replay()["splits"]
+    except Skip:
+        return {}
+    return {
+        split: {
+            name: Estimate(one["value"], one["lo"], one["hi"], found["n_texts"])
+            for name, one in found["numbers"].items()
+        }
+        for split, found in splits.items()
+    }
+
+
+def _rows(one: Fit, splits: Container[str]) -> list[dict[str, Any]]:
     """One row for each definition that a claim's name can mean."""
+    text = TRAINING if one.line.split in splits else PROMPTS
     hints = {hint.name: hint for hint in one.hints}
     why = {**dict.fromkeys(one.fits, ""), **dict(one.excluded)}
     if not why:
@@ -122,6 +142,7 @@ def _rows(one: Fit) -> list[dict[str, Any]]:
                 "lo": known["lo"],
                 "hi": known["hi"],
                 "within": bool(hint and hint.within),
+                "text": text if hint else "",
             }
         )
     return rows

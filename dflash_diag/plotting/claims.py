@@ -108,9 +108,10 @@ PLOTS: dict[str, Plot] = {
         shows="Claimed numbers beside the definitions that can and cannot have printed them",
         caption=(
             "One row for each definition that a claim's name can mean. Upright bar: the claimed "
-            "number. Dot and line: that definition measured on your prompts, with 95 % over "
-            "prompts. Grey: excluded, because no blocks could have printed the line's numbers. Of "
-            "single slots only what fits is drawn."
+            "number. Dot and line: that definition measured, on the trainer's texts where they are "
+            "at hand, else on your prompts, with 95 % over texts. Grey: excluded, mostly because "
+            "no blocks could have printed the line's numbers. Of single slots only what fits is "
+            "drawn."
         ),
         height=lambda r: 1.3 + 0.22 * len(_thinned(r.frame)),
     ),

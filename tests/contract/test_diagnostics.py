@@ -13,6 +13,7 @@ from fakes import FakeInputs
 from matplotlib.figure import Figure
 
 from dflash_diag import diagnostics, plotting
+from dflash_diag.diagnostics.base import Skip
 from dflash_diag.results import MIME_TYPE, Result, Verdict
 from dflash_diag.stats import Estimate
 
@@ -209,3 +210,54 @@ def test_real_decoding_and_the_walk_are_compared_round_by_round(inputs):
     found = CATALOGUE["target.lossless"](checked)
     assert found.params["n_rounds_agree"] == 5
     assert any("on 5 of 6 prompts" in note for note in found.notes)
+
+
+def test_claims_are_decided_on_the_trainers_texts_and_hinted_at_on_others(inputs):
+    from dflash_diag.claims import read_claims
+
+    split = inputs.replay()["splits"]["train"]
+    texts = {"topk_oracle@8 uniform": {"value": 3.6, "lo": 3.4, "hi": 3.8}}
+    texts |= {"ddtree_tau@8 uniform": {"value": 2.4, "lo": 2.3, "hi": 2.5}}
+    lines = read_claims(["dds8=3.58", "streak=1.24"])
+
+    class Replayed(FakeInputs):
+        def replay(self):
+            if self.texts is None:
+                raise Skip("No texts.")
+            return {"splits": {"train": {**split, "numbers": self.texts}}}
+
+    given = Replayed(inputs.by_role, inputs.names, claimed_lines=lines)
+    given.texts = texts
+    found = CATALOGUE["claims.fit"](given)
+    assert found.verdict is Verdict.PASS
+    dds8, streak = found.params["claims"]
+    assert (dds8["fits"], dds8["by"]) == (["topk_oracle@8 uniform"], "measured")
+    assert streak["by"] == "bounds"
+    given.texts = None
+    found = CATALOGUE["claims.fit"](given)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert len(found.params["claims"][0]["fits"]) == 3
+    assert set(found.frame["text"]) == {"your prompts"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "verdict", "said"),
+    [
+        ([], Verdict.SKIPPED, "--claim"),
+        (["dds4=2.78", "dds8=2.11"], Verdict.WARN, "contradicts"),
+        (["accuracy=1.3"], Verdict.WARN, "fits no definition (it is at most 1)"),
+        (["oddity=-3.0"], Verdict.WARN, "none has such a value"),
+        (["dds8=3.58", "streak=1.24"], Verdict.INCONCLUSIVE, "its line does not tell"),
+        (["topk_oracle@8=3.58", "streak=1.24"], Verdict.PASS, "one reading"),
+    ],
+)
+def test_claims_are_judged_without_a_drafter_too(texts, verdict, said):
+    from dflash_diag.claims import read_claims
+
+    bare = FakeInputs({}, {}, claimed_lines=read_claims(texts), replayed={"splits": {}})
+    found = CATALOGUE["claims.fit"](bare)
+    assert found.verdict is verdict, found.headline
+    assert said in found.headline
+    if verdict is not Verdict.SKIPPED:
+        assert found.html()
+    assert CATALOGUE["claims.dictionary"](bare).verdict is Verdict.SKIPPED
