@@ -24,6 +24,7 @@ from dflash_diag.diagnostics.base import DRAFTER, Skip
 from dflash_diag.gap import GREEDY, PROMPTS, UNSEEN, Gap, Level, World, decompose
 from dflash_diag.prompts import Prompt
 from dflash_diag.replay import Context, Passage, Replayed, replay
+from dflash_diag.stats import Estimate
 from dflash_diag.training_logs import LAST, read_training_log
 from dflash_diag.training_sequences import (
     TRAIN,
@@ -31,6 +32,7 @@ from dflash_diag.training_sequences import (
     AnchorRule,
     Split,
     Texts,
+    TrainingText,
     draw_anchors,
     read_training_sequences,
     rule_of,
@@ -56,7 +58,7 @@ PREFERRED = ("streak uniform", "tau uniform", "tau walked", "streak walked", "ta
 
 
 def replay_of(run: Run) -> dict[str, Any]:
-    """What the trainer's dashboard would show, measured again; kept.
+    """What the trainer's dashboard would show, measured again, beside what was claimed; kept.
 
     Raises
     ------
@@ -71,7 +73,8 @@ def replay_of(run: Run) -> dict[str, Any]:
             f"target to run over them (give {' and '.join(lacking)})."
         )
     found = _kept(run, "replay", lambda of: of.measured())
-    return {**found, "claims": [claimed(run, fit, found["splits"]) for fit in fits_of(run)]}
+    fits = judge(run.claimed(), n_proposed=run.convention(DRAFTER).n_proposed)
+    return {**found, "claims": [claimed(run, fit, found["splits"]) for fit in fits]}
 
 
 def gap_of(run: Run) -> Mapping[str, Any]:
@@ -82,8 +85,20 @@ def gap_of(run: Run) -> Mapping[str, Any]:
 
 
 def fits_of(run: Run) -> list[Fit]:
-    """Every claimed number with the definitions that can have printed it."""
-    return judge(run.claimed(), n_proposed=run.convention(DRAFTER).n_proposed)
+    """Claimed numbers with the definitions that can have printed them, measured where possible."""
+    try:
+        splits = replay_of(run)["splits"]
+    except Skip:
+        splits = {}
+    measured = {
+        split: {
+            name: Estimate(numbers["value"], numbers["lo"], numbers["hi"], found["n_texts"])
+            for name, numbers in found["numbers"].items()
+        }
+        for split, found in splits.items()
+    }
+    n_proposed = run.convention(DRAFTER).n_proposed
+    return judge(run.claimed(), n_proposed=n_proposed, training=measured)
 
 
 def claimed(run: Run, fit: Fit, splits: Collection[str]) -> dict[str, Any]:
@@ -234,7 +249,7 @@ class GapRun:
     def passages(self, name: str) -> list[Passage]:
         """The texts of one split with the anchors of a training step."""
         split = self.splits[name]
-        capture = self.captured(name, [(t.id, t.tokens.tolist(), t.prefix) for t in split])
+        capture = self.captured(name, [(t.id, t.tokens.tolist(), given(t)) for t in split])
         drawn = draw_anchors(split, self.rule, self.reading.block_size, self.run.seed)
         pairs = enumerate(zip(split, drawn, strict=True))
         return [Passage(capture, i, t.learned, t.written, a) for i, (t, a) in pairs]
@@ -247,7 +262,7 @@ class GapRun:
         made, rest = [], []
         chosen = {text.id for text in sampled(self.splits[name], CONTINUED)}
         for passage, text in zip(self.passages(name), self.splits[name], strict=True):
-            length = text.prefix + self.run.capture.max_new_tokens
+            length = given(text) + self.run.capture.max_new_tokens
             if text.id in chosen and is_own(passage, length):
                 made.append(
                     Passage.generated(
@@ -256,7 +271,7 @@ class GapRun:
                 )
             elif text.id in chosen:
                 rest.append(
-                    Prompt(id=text.id, prompt_ids=tuple(text.tokens[: text.prefix].tolist()))
+                    Prompt(id=text.id, prompt_ids=tuple(text.tokens[: given(text)].tolist()))
                 )
         if rest:
             capture = self.captured(f"{name}, continued", rest)
@@ -419,6 +434,11 @@ def own_reading(declared: Convention, alignment: Mapping[str, Any]) -> tuple[Con
     # A round that stands on no setting stands on the context of zeros.
     zero = CONTEXT in {one["cause"] for one in found} and len(rounds) - 1 > len(named)
     return declared.override(rounds[-1]["settings"]), "zero" if zero else "own"
+
+
+def given(text: TrainingText) -> int:
+    """Tokens that the target is given of a text: its prefix, or one where it has none."""
+    return max(1, text.prefix)
 
 
 def is_own(passage: Passage, length: int) -> bool:

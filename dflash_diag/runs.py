@@ -72,10 +72,6 @@ SCORE_RESULTS = (
     "acceptance.comparison",
 )
 """Diagnostics that the verb score looks at."""
-OF_TRAINING = ("training.replay", "gap.decomposition")
-"""Diagnostics that measure what training measured."""
-OF_CLAIMS = ("claims.fit", *OF_TRAINING)
-"""Diagnostics that depend on what is claimed."""
 FAIL_ON: Mapping[str, frozenset[Verdict]] = {
     "none": frozenset(),
     "warn": frozenset({Verdict.WARN, Verdict.FAIL, Verdict.ERROR}),
@@ -311,9 +307,10 @@ class Run:
 
             resolve_device(resolved.device)
         if resolved.training_sequences:
-            from dflash_diag.training_sequences import read_training_sequences
+            from dflash_diag.training_sequences import check_ids, read_training_sequences
 
-            read_training_sequences(resolved.training_sequences)
+            texts = read_training_sequences(resolved.training_sequences)
+            check_ids(texts, _declared_facts(resolved.target).get("vocab_size"))
         if resolved.served_output:
             from dflash_diag.references import read_served
 
@@ -761,9 +758,6 @@ class Run:
     @cached_property
     def training_key(self) -> str:
         """What measuring the training again depends on."""
-        from dflash_diag.training_sequences import digest
-
-        sequences = self.config.training_sequences
         return storage.content_key(
             self.score_key(DRAFTER),
             self.checkpoint(DRAFTER).training_args,
@@ -771,7 +765,7 @@ class Run:
             self.config.backend,
             self.config.against,
             self.states.digests,
-            digest(sequences) if sequences else "",
+            self._given_files,
         )
 
     def claimed(self) -> list[Line]:
@@ -920,9 +914,7 @@ class Run:
         return storage.content_key(
             id,
             diagnostics.get(id).version,
-            repr(self.claimed()) if id in OF_CLAIMS else "",
             [[role, self.name(role), self._static_key(role)] for role in self.roles],
-            self.training_key if id in OF_CLAIMS and DRAFTER in self.roles else "",
             self.config.target,
             self.config.served_output,
             self.config.against,

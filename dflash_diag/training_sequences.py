@@ -29,7 +29,6 @@ from safetensors.numpy import load_file
 from dflash_diag.bundle import CapturedPrompt
 from dflash_diag.errors import BadInput
 from dflash_diag.masks import PADDING
-from dflash_diag.storage import content_key, sha256_file
 
 TRAIN, VALIDATION = "train", "validation"
 NAMES = {"train": TRAIN, "training": TRAIN}
@@ -82,9 +81,24 @@ def read_training_sequences(path: str | Path) -> dict[str, Split]:
     return {name: _split(named[name]) for name in order}
 
 
-def digest(path: str | Path) -> str:
-    """Hash of the files that `read_training_sequences` reads."""
-    return content_key({name: sha256_file(file) for name, file in _files(Path(path)).items()})
+def check_ids(splits: Mapping[str, Split], vocab_size: int | None) -> None:
+    """Refuse texts with tokens that the target does not have.
+
+    Raises
+    ------
+    BadInput
+        An id below 0, or beyond the vocabulary where its size is known.
+    """
+    for name, split in splits.items():
+        for text in split:
+            least, most = int(text.tokens.min()), int(text.tokens.max())
+            if least < 0 or (vocab_size is not None and most >= vocab_size):
+                raise BadInput(
+                    f"--training-sequences: {name}, {text.id} holds token "
+                    f"{least if least < 0 else most}",
+                    f"the target's tokens, 0 to {vocab_size - 1}" if vocab_size else "ids from 0",
+                    "give the texts of this target",
+                )
 
 
 def _files(path: Path) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from dflash_diag.training_sequences import (
     VALIDATION,
     AnchorRule,
     Texts,
-    digest,
+    check_ids,
     draw_anchors,
     read_training_sequences,
     rule_of,
@@ -57,9 +57,6 @@ def test_both_forms_and_both_splits(tmp_path):
     assert first.anchors.tolist() == [5, 6]
     assert second.tokens.tolist() == list(range(12, 24))
     assert first.learned.tolist() == [False] * 4 + [True] * 8
-    before = digest(tmp_path)
-    write(tmp_path, "val.jsonl", row(13))
-    assert digest(tmp_path) != before
 
 
 def test_what_follows_the_last_learned_token_is_left_out(tmp_path):
@@ -120,6 +117,14 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / "train.jsonl").write_text("{")
     with pytest.raises(BadInput, match="line 1 is no JSON"):
         read_training_sequences(tmp_path / "train.jsonl")
+
+
+def test_texts_of_another_target_are_refused(tmp_path):
+    splits = read_training_sequences(write(tmp_path, "train.jsonl", row()))
+    check_ids(splits, 12)
+    check_ids(splits, None)
+    with pytest.raises(BadInput, match=r"row00000 holds token 11; expected .* 0 to 10"):
+        check_ids(splits, 11)
 
 
 # A row of 12: two documents of 6, each with 2 given tokens, the second's last two left out.
