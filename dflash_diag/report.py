@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from dflash_diag import diagnostics, paths, storage, views
+from dflash_diag.ahead import ahead
 from dflash_diag.diagnostics.reference import doubt
 from dflash_diag.errors import BadInput, DiagError
 from dflash_diag.progress import progress
@@ -85,7 +86,8 @@ def build(run: Run) -> Path:
     DiagError
         A notebook fails, or a page would need the network.
     """
-    results = run.compute()
+    with ahead(run):
+        results = run.compute()
     storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
     pages = {f"{path.stem}.html": page_html(path, run) for path in _executed(run)}
     pages["index.html"] = index_html(run, results)

@@ -65,7 +65,16 @@ LAYERS = [
         "one_block",
     },
     {"diagnostics"},
-    {"alignment_runs", "compare", "config", "doctor", "runs", "state_runs", "training_audit"},
+    {
+        "ahead",
+        "alignment_runs",
+        "compare",
+        "config",
+        "doctor",
+        "runs",
+        "state_runs",
+        "training_audit",
+    },
     {"history", "plotting", "report", "views", "widgets"},
     {"cli"},
 ]
