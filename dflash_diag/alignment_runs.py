@@ -42,12 +42,19 @@ DENSITY_PROMPTS = 12
 
 def alignment_of(run: Run, role: str) -> Mapping[str, Any]:
     """Everything about one drafter's convention, computed if it is not there."""
-    key = storage.content_key(VERSION, run.score_key(role), run.seed, run.draws)
-    path = run.out / "alignment" / f"{key[:12]}.json"
+    path = alignment_path(run, role)
     if not path.is_file():
-        storage.write_json(path, _measure(run, role))
+        with storage.alone(path):  # another process may be at it, see `ahead`
+            if not path.is_file():
+                storage.write_json(path, _measure(run, role))
     found: Mapping[str, Any] = storage.read_json(path)
     return found
+
+
+def alignment_path(run: Run, role: str) -> Path:
+    """Where it is kept."""
+    key = storage.content_key(VERSION, run.score_key(role), run.seed, run.draws)
+    return run.out / "alignment" / f"{key[:12]}.json"
 
 
 def _measure(run: Run, role: str) -> dict[str, Any]:

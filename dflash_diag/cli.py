@@ -455,10 +455,11 @@ def doctor_verb(
     reason). Unlike the verb score, it reports checkpoints that cannot be loaded as they are.
     """
     from dflash_diag import runs, storage, views
+    from dflash_diag.ahead import ahead
 
     config, refused = _config(locals()), runs.fail_on(fail_on)
     run = runs.Run.open(config, strict=False)
-    with run.alone():
+    with run.alone(), ahead(run):
         found = run.doctor()
         result = run.result("doctor.causes") if refused else None
     if json == "-":

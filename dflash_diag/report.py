@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from dflash_diag import diagnostics, paths, storage, views
+from dflash_diag.ahead import ahead
 from dflash_diag.diagnostics.reference import doubt
 from dflash_diag.errors import BadInput, DiagError
 from dflash_diag.progress import progress
@@ -86,10 +88,10 @@ def build(run: Run) -> Path:
     DiagError
         A notebook fails, or a page would need the network.
     """
-    results = run.compute()
+    with ahead(run):
+        results = run.compute()
     storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
-    executed = [execute(name, run) for name in progress(list(NOTEBOOKS), "notebooks", unit="page")]
-    pages = {f"{path.stem}.html": page_html(path, run) for path in executed}
+    pages = {f"{path.stem}.html": page_html(path, run) for path in _executed(run)}
     pages["index.html"] = index_html(run, results)
     for name, html in pages.items():
         views.check_offline(html, name)
@@ -101,6 +103,19 @@ def build(run: Run) -> Path:
 
 
 # --- notebooks ------------------------------------------------------------------------------------
+
+
+def _executed(run: Run) -> list[Path]:
+    """All notebooks, one a core: a kernel spends its time on imports and on drawing."""
+    made = []
+    with (
+        progress(len(NOTEBOOKS), "notebooks", unit="page") as stage,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        for path in pool.map(lambda name: execute(name, run), NOTEBOOKS):
+            made.append(path)
+            stage.update()
+    return made
 
 
 def execute(name: str, run: Run) -> Path:
@@ -124,17 +139,20 @@ def execute(name: str, run: Run) -> Path:
         raise BadInput(f"{source.name} has no parameter {', '.join(unknown)}", ", ".join(known))
     storage.make_dir(made.parent)
     part = made.with_name(f".{made.name}")
+    # The kernel's folder, so that it imports this very package, installed or not. papermill's own
+    # ``cwd`` would move this process, while other notebooks start.
+    place = {"metadata": {"path": str(Path(__file__).resolve().parents[1])}}
     try:
-        papermill.execute_notebook(
-            str(source),
-            str(part),
-            parameters=parameters,
-            kernel_name="python3",
-            # The kernel imports this very package, installed or not.
-            cwd=str(Path(__file__).resolve().parents[1]),
-            progress_bar={"desc": f"  {name}", "leave": False} if sys.stderr.isatty() else False,
-            **_quiet_kernel(),
-        )
+        with tempfile.TemporaryDirectory(prefix="dflash-") as sockets:
+            papermill.execute_notebook(
+                str(source),
+                str(part),
+                parameters=parameters,
+                kernel_name="python3",
+                progress_bar=False,
+                resources=place,
+                **_quiet_kernel(sockets),
+            )
     except PapermillExecutionError as error:
         raise DiagError(
             f"{name}, cell {error.exec_count}: {error.ename}: {error.evalue}; see {made}"
@@ -145,13 +163,16 @@ def execute(name: str, run: Run) -> Path:
     return made
 
 
-def _quiet_kernel() -> dict[str, Any]:
-    """Keep a kernel's log off the terminal, and its messages off TCP ports where files do."""
+def _quiet_kernel(sockets: str) -> dict[str, Any]:
+    """Keep a kernel's log off the terminal, and its messages off TCP ports where files do.
+
+    ``sockets`` is a folder of this kernel's own: the files' names are the same for all.
+    """
     quiet: dict[str, Any] = {"extra_arguments": ["--IPKernelApp.log_level=50"]}
     if os.name == "posix":
         from traitlets.config import Config
 
-        quiet["config"] = Config({"KernelManager": {"transport": "ipc"}})
+        quiet["config"] = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/ipc"}})
     return quiet
 
 

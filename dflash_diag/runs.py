@@ -24,8 +24,6 @@ again, so an interrupted run goes on where it stopped and a notebook only loads.
 from __future__ import annotations
 
 import dataclasses
-import os
-import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -952,13 +950,11 @@ class Run:
         OutputError
             Another process is at work in it.
         """
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
-        # Not inside the folder: it must not come into being before all input is known to be good.
-        name = f"dflash_diag-{os.getuid() if hasattr(os, 'getuid') else 0}"
-        key = storage.content_key(str(self.out))[:16]
         try:
-            with FileLock(Path(tempfile.gettempdir()) / f"{name}-{key}.lock", timeout=0):
+            # The folder must not come into being before all input is known to be good.
+            with storage.alone(self.out, timeout=0):
                 yield
         except Timeout as error:
             raise OutputError(

@@ -14,15 +14,19 @@ import math
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safetensors import SafetensorError
 
 from dflash_diag.errors import BadInput, OutputError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 StrPath = str | os.PathLike[str]
 
@@ -166,6 +170,24 @@ def replace_dir(tmp: StrPath, final: StrPath) -> None:
             old.rename(final)
             raise
         shutil.rmtree(old, ignore_errors=True)
+
+
+def alone(path: StrPath, *, timeout: float = -1) -> BaseFileLock:
+    """To be entered: keeps other processes of this machine out of whatever ``path`` stands for.
+
+    The lock is no file beside it: ``path`` need not be there, and shared file systems often cannot
+    lock.
+
+    Parameters
+    ----------
+    timeout
+        Seconds to wait before `filelock.Timeout`; for ever if negative.
+    """
+    from filelock import FileLock
+
+    name = f"dflash_diag-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    key = content_key(str(path))[:16]
+    return FileLock(Path(tempfile.gettempdir()) / f"{name}-{key}.lock", timeout=timeout)
 
 
 def plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What holds for every test: no hub, no display, no GPU unless there is one."""
+"""What holds for every test: no hub, no display, one thread, no GPU unless there is one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "MPLBACKEND": "Agg",
+    # Tests run side by side, each on a core of its own; read when torch is first imported.
+    "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -38,26 +40,44 @@ ZOO = Path(__file__).parents[1] / "data" / "zoo"
 
 
 @pytest.fixture(scope="session")
-def hybrid_capture(tmp_path_factory):
+def hybrid_capture(shared_folder):
     """The report's 24 prompts on the example's hybrid target, with every layer."""
-    return _captured(tmp_path_factory, "hybrid")
+    from dflash_diag.example import EXAMPLE
+
+    return captured("hybrid", EXAMPLE.read_prompts(), shared_folder / "hybrid")
 
 
 @pytest.fixture(scope="session")
-def full_capture(tmp_path_factory):
+def full_capture(shared_folder):
     """The same prompts on the full-attention target."""
-    return _captured(tmp_path_factory, "full")
+    from dflash_diag.example import EXAMPLE
+
+    return captured("full", EXAMPLE.read_prompts(), shared_folder / "full")
 
 
-def _captured(tmp_path_factory, name):
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory, worker_id):
+    """A folder for what is made once for all processes of a test run."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
+
+
+def captured(name, prompts, folder):
+    """A capture of an example's target, with every layer; made if no process has made it yet."""
+    from filelock import FileLock
+
+    from dflash_diag.bundle import Capture
     from dflash_diag.capture import make_capture
     from dflash_diag.example import EXAMPLE
 
-    return make_capture(
-        str(ZOO / name / "target"),
-        EXAMPLE.read_prompts(),
-        tmp_path_factory.mktemp(name) / "capture",
-        max_new_tokens=EXAMPLE.max_new_tokens,
-        layers="all",
-        silent=True,
-    )
+    with FileLock(f"{folder}.lock"):
+        if folder.exists():
+            return Capture.load(folder)
+        return make_capture(
+            str(ZOO / name / "target"),
+            prompts,
+            folder,
+            max_new_tokens=EXAMPLE.max_new_tokens,
+            layers="all",
+            silent=True,
+        )

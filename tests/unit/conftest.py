@@ -54,13 +54,6 @@ def make_full(seed=0, **changes):
     return amplified(Qwen3ForCausalLM(config))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    import torch
-
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def new_hybrid():
     """Makes hybrid targets, for tests that bind or change one."""

@@ -668,7 +668,6 @@ FUNCTIONS = {
         ("spec", lambda self: DraftSpec(), r"spec\(\) raises TypeError: .*block_size"),
         ("truncate", None, "has no function truncate"),
     ],
-    ids=str,
 )
 def test_an_adapter_that_breaks_off_is_an_error_of_one_line(function, put, said):
     with pytest.raises(AdapterError, match=said) as caught:

@@ -80,6 +80,7 @@ LAYERS = [
     },
     {"diagnostics"},
     {
+        "ahead",
         "alignment_runs",
         "audit_runs",
         "compare",

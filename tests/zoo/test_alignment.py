@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from dflash_diag.alignment import align, surroundings
-from dflash_diag.capture import make_capture
 from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_convention
 from dflash_diag.example import EXAMPLE
 from dflash_diag.findings import findings
 from dflash_diag.paths import data_dir
 from dflash_diag.prompts import read_prompts
 from dflash_diag.sweeps import Sweep
+from tests.conftest import captured
 
 DRAFTERS = data_dir() / "zoo" / "hybrid" / "drafters"
 MASKS = ("mask.anchor_included", "mask.cross_block_leak", "mask.block_causality", "mask.window")
@@ -33,17 +33,10 @@ PARTS = ("mask_token.id", "norm.missing_or_doubled", "embedding.scale", "head.ty
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory):
+def wide(shared_folder):
     """All 50 prompts: what costs a few per cent is not seen with 24."""
     prompts = [p for name, _ in EXAMPLE.prompts for p in read_prompts(data_dir() / name)]
-    return make_capture(
-        str(data_dir() / "zoo" / "hybrid" / "target"),
-        prompts,
-        tmp_path_factory.mktemp("wide") / "capture",
-        max_new_tokens=EXAMPLE.max_new_tokens,
-        layers="all",
-        silent=True,
-    )
+    return captured("hybrid", prompts, shared_folder / "wide")
 
 
 def look(capture, folder, *, settings=(), causes=None, prompts=None):

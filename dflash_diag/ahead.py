@@ -1,0 +1,98 @@
+"""Measure on another core what does not need the target, while this process decodes with it.
+
+Trying readings takes about as long as decoding every prompt and comparing the target's states, and
+needs the capture alone. A second process does it in the same folder. Nothing depends on it: what it
+has not measured is measured where it is asked for, and what goes wrong there is said there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash_diag.diagnostics.base import DRAFTER
+
+if TYPE_CHECKING:
+    from dflash_diag.runs import Run
+
+WORTH = 500
+"""Generated tokens in all below which a process costs more to start than it saves."""
+
+
+@contextmanager
+def ahead(run: Run) -> Iterator[None]:
+    """Let a second process try readings while the body lasts, on half of the cores.
+
+    Only where nothing is short: on a CPU, on a machine with a second core, and with a target that
+    keeps this process busy meanwhile. The capture is made first if it is not there.
+    """
+    if not _is_worth_it(run):
+        yield
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    given = run.given.model_copy(update={"out": str(run.out)})
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": str(max(1, threads // 2)),
+        "DFLASH_DIAG_PROGRESS": "silent",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | environment,
+        text=True,
+    )
+    torch.set_num_threads(max(1, threads // 2))
+    try:
+        with process:
+            try:
+                _tell(process, given.model_dump_json())
+                yield
+            finally:
+                process.kill()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tell(process: subprocess.Popen[str], text: str) -> None:
+    """Hand over the configuration, unless the process has ended before it could be read."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(text)
+
+
+def _is_worth_it(run: Run) -> bool:
+    from dflash_diag.alignment_runs import alignment_path
+    from dflash_diag.targets import resolve_device
+
+    return (
+        DRAFTER in run.roles
+        and bool(run.config.target)
+        and resolve_device(run.config.device).type == "cpu"
+        and (os.cpu_count() or 1) > 1
+        and sum(one.n_generated for one in run.capture.prompts) >= WORTH
+        and not alignment_path(run, DRAFTER).is_file()
+    )
+
+
+def main() -> None:
+    """What the second process does: the run on standard input, opened again."""
+    from dflash_diag.config import RunConfig
+    from dflash_diag.runs import Run
+
+    Run.open(RunConfig.model_validate_json(sys.stdin.read())).alignment()
+
+
+if __name__ == "__main__":
+    main()
