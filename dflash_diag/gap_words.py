@@ -27,7 +27,7 @@ TITLES = {
     UNSEEN: "texts never trained on",
     GREEDY: "the target's own text",
     PROMPTS: "your prompts",
-    READING: "what serving can show it",
+    READING: "serving's mask and convention",
     NOISE: "noise in training",
 }
 """What a part is called in a plot."""

@@ -20,7 +20,7 @@ def judge(result: Result) -> Judgement:
     parts = result.estimates
     for name, one in parts.items():
         if READING in name and one.hi is not None and one.hi < -HARMLESS:
-            why = f"what serving can show it costs {signed(one.value or 0.0)} tokens a round"
+            why = f"being served otherwise than it was trained costs {signed(one.value or 0.0)}"
             return Judgement(Verdict.FAIL, why)
     for name, one in parts.items():
         if UNEXPLAINED in name and one.lo is not None and one.hi is not None:
@@ -96,9 +96,6 @@ def decomposition(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
                 "n_prompts": n,
                 "finding": said.partition(". ")[0].rstrip("."),
             },
-            "notes": [
-                how,
-                *(f"Not measured: {one['factor']}. {one['reason']}" for one in gap["not_measured"]),
-            ],
+            "notes": [how],
         },
     )
