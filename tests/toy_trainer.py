@@ -56,6 +56,7 @@ class Trainer:
     temperature: float = 1.0
     noise: float = 0.0
     noise_on_target: float = 0.0
+    target_offset: int = 0
     gives_target: bool = True
     detached: bool = False
     """The features are, so that no gradient shows what is read."""
@@ -113,7 +114,7 @@ class Trainer:
         if self.mask_as_input:
             hidden = hidden * (1 + 0.1 * loss_mask[rows])[..., None]
         z = (hidden @ self.head.T).to(self.dtype)
-        t = self.target(states, rows, noise_seed)
+        t = self.target(states, rows + self.target_offset, noise_seed)
         labels = t.argmax(-1) if self.noise_on_target else tokens[rows]
         decay = torch.ones(D) if self.gamma is None else torch.exp(-(k - 1) / self.gamma)
         mask = loss_mask[rows + self.mask_offset]

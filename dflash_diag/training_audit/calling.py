@@ -44,7 +44,8 @@ class Output:
     """[A, D] float64."""
     target_logits: Tensor | None
     """[A, D, V]."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Reported numbers by name; None for what is no single number."""
 
 
 @dataclass(eq=False)
@@ -172,18 +173,19 @@ def checked(returned: Any, n_anchors: int) -> Output:
     )
 
 
-def _metrics(given: Any) -> dict[str, float]:
+def _metrics(given: Any) -> dict[str, float | None]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise StepError(f"its metrics are a {type(given).__name__}, not a dictionary")
-    found = {}
-    for name, value in given.items():
-        try:
-            found[str(name)] = float(value)
-        except (TypeError, ValueError) as error:
-            raise StepError(f"its metric {name!r} is {_shape(value)}, not one number") from error
-    return found
+    return {str(name): _number(value) for name, value in given.items()}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _shape(value: Any) -> str:

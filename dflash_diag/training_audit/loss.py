@@ -216,6 +216,7 @@ LOSS_IDS = (
     "loss.residual",
     "labels.returned",
     "labels.greedy",
+    "target.offset",
     "weights.returned",
 )
 
@@ -241,7 +242,7 @@ def loss_properties(
     if found is None:
         return [untested(one, "no slot has a gradient") for one in LOSS_IDS], {}, None
     rows = [*_shift(found), _mismatch(found, output), *_facts(found, output)]
-    rows += [*_returned(found, output)]
+    rows += [*_returned(found, output), _alignment(found, output, material)]
     return rows, {"weights": as_json(found.weights)}, found
 
 
@@ -415,6 +416,31 @@ def _returned(found: Recovered, output: Output) -> Iterator[Property]:
     else:
         yield untested("labels.greedy", "no target logits were returned")
     yield _weights_returned(found, output)
+
+
+def _alignment(found: Recovered, output: Output, material: Material) -> Property:
+    """Whether target logits are about the same tokens as the labels."""
+    id_, expected = "target.offset", "target logits about the token that is the label"
+    if output.target_logits is None:
+        return untested(id_, "no target logits were returned", expected=expected)
+    highest = output.target_logits.detach().argmax(-1)
+    offset, agreement = _offset(highest, torch.ones_like(found.live), material)
+    if offset is None or found.offset is None:
+        why = (
+            f"they agree with the text at no shift better than elsewhere (at most {agreement:.0%})"
+        )
+        return unknown(id_, why, expected=expected)
+    share = f"{agreement:.0%} of their highest tokens are the text's own there."
+    if offset == found.offset:
+        return fine(id_, f"about the token at a+k{offset:+d}", expected, share)
+    return fault(
+        id_,
+        f"about the token at a+k{offset:+d}",
+        expected,
+        f"{share} The labels are those at a+k{found.offset:+d}: the soft and the hard part of the "
+        "loss teach different tokens.",
+        "Take the target's logits one position before each label: row p says what comes at p+1.",
+    )
 
 
 def _weights_returned(found: Recovered, output: Output) -> Property:

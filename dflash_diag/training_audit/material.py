@@ -87,7 +87,7 @@ class Material:
         BadInput
             The text is too short.
         """
-        mask = torch.arange(len(tokens)) >= prefix
+        mask = torch.arange(len(tokens), device=tokens.device) >= prefix
         return cls(
             tokens=tokens.long(),
             loss_mask=mask,

@@ -8,6 +8,7 @@ Symbols: A anchors, D proposed tokens, k slot from 1, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -69,7 +70,10 @@ def metric_properties(call: Caller, first: Output) -> Iterator[Property]:
         return
     known = definitions(output)
     for name, value in output.metrics.items():
-        yield _reported(name, value, known)
+        if value is None or not math.isfinite(value):
+            yield untested(f"metric.reported.{name}", "it is not one finite number")
+        else:
+            yield _reported(name, value, known)
 
 
 def _reported(name: str, value: float, known: Mapping[Definition, float]) -> Property:

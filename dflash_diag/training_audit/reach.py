@@ -9,7 +9,7 @@ Symbols: T tokens, K layers, H hidden size, D proposed tokens, a anchor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -31,6 +31,7 @@ REACH_IDS = (
     "hidden.ignored_by_drafter",
     "layers.last_layer_in_fc",
     "layers.offset",
+    "layers.missing_or_default",
     "training.leak",
 )
 NOT_VISIBLE = {
@@ -205,7 +206,7 @@ class Reach:
         self.influence["layers"] = {str(layer): moved for layer, moved in moves.items()}
         read = [layer for layer, moved in moves.items() if moved > self.still]
         steep = "" if slopes is None else _steep(slopes[:anchor], m.layer_ids)
-        said = f"layers {', '.join(map(str, read))}" if read else "none"
+        said = f"layers {_names(read)}"
         expected = "dependence on the tapped layers' states"
         if read:
             yield fine("hidden.ignored_by_drafter", said, expected, steep)
@@ -218,7 +219,7 @@ class Reach:
                 "Pass the states on: as it is, the drafter learns from the anchor's token alone.",
             )
         yield self._last(moves, steep)
-        yield self._declared(read)
+        yield from self._declared(read)
 
     def _last(self, moves: dict[int, float], steep: str) -> Property:
         id_, expected = "layers.last_layer_in_fc", "draft logits without the last layer"
@@ -236,28 +237,40 @@ class Reach:
             f"away from the next token, and some servers cannot capture it. {steep}",
         )
 
-    def _declared(self, read: list[int]) -> Property:
-        id_, expected = "layers.offset", None
+    def _declared(self, read: list[int]) -> Iterator[Property]:
+        """Whether the layers that are read are those that the drafter declares.
+
+        The last layer is left out: it is a finding of its own.
+        """
+        ids = ("layers.offset", "layers.missing_or_default")
         m = self.call.material
-        if m.taps is None:
-            return untested(id_, "no drafter says which layers it taps (--drafter)")
-        expected = f"layers {', '.join(map(str, m.taps))}, as the drafter declares"
-        if not read:
-            return untested(id_, "no layer has an influence", expected=expected)
-        said = f"layers {', '.join(map(str, read))}"
-        if sorted(read) == sorted(m.taps):
-            return fine(id_, said, expected)
+        if m.taps is None or not read:
+            why = (
+                "no layer has an influence"
+                if m.taps
+                else "no drafter says what it taps (--drafter)"
+            )
+            yield from (untested(one, why) for one in ids)
+            return
+        expected = f"layers {_names(m.taps)}, as the drafter declares"
         missing = sorted(set(m.taps) - set(m.layer_ids))
         if missing:
-            names = ", ".join(map(str, missing))
-            return untested(id_, f"layers {names} are not among the states", expected=expected)
-        return fault(
-            id_,
-            said,
-            expected,
-            "Changing these layers moves the logits, and changing others does not.",
-            "Tap the layers that are declared, or declare those that are tapped.",
-        )
+            why = f"layers {_names(missing)} are not among the states"
+            yield from (untested(one, why, expected=expected) for one in ids)
+            return
+        found, declared = (sorted({*some} - {m.last_layer}) for some in (read, m.taps))
+        said = f"layers {_names(read)}"
+        evidence = "Changing these layers moves the logits, and changing others does not."
+        apart = {i - j for i, j in zip(found, declared, strict=False)}
+        wrong = None
+        if found != declared:
+            wrong = ids[0] if len(found) == len(declared) and len(apart) == 1 else ids[1]
+        for one in ids:
+            if one == wrong:
+                remedy = "Tap the layers that are declared, or declare those that are tapped."
+                yield fault(one, said, expected, evidence, remedy)
+            else:
+                yield fine(one, said, expected)
 
     # --- tokens and the mask ----------------------------------------------------------------------
 
@@ -324,8 +337,12 @@ def hole_of(m: Material, d: int, offset: int) -> tuple[int, int] | None:
     return None
 
 
+def _names(layers: Iterable[int]) -> str:
+    return ", ".join(map(str, layers))
+
+
 def _steep(slopes: Tensor, layer_ids: tuple[int, ...]) -> str:
     """Which layers have a gradient below the anchor."""
     sizes = slopes.norm(dim=0)
     seen = [layer for layer, size in zip(layer_ids, sizes.tolist(), strict=True) if size > 0]
-    return f"By gradient: {', '.join(map(str, seen)) or 'no layer'}."
+    return f"By gradient: {_names(seen) or 'no layer'}."

@@ -15,7 +15,8 @@ from dflash_diag.training_audit.calling import RETURNS, Caller, Output, StepErro
 from dflash_diag.training_audit.properties import Property, fault, fine, untested
 
 REPEATED = 1e-3
-"""Relative change from call to call above which a step is random; below it, it is rounding."""
+"""Relative change from call to call above which a step is random; below it, or below two roundings
+of coarser numbers, it is rounding."""
 FACTOR = 4.0
 """What moves logits by less than this many times what a repetition does, moves nothing."""
 ROUNDING = 16.0
@@ -53,7 +54,7 @@ def repeats(call: Caller, first: Output) -> tuple[float, Property]:
             parts = _differences(first, again)
             moved = max(parts.values())
             found = ", ".join(f"{name} by {x:.1g}" for name, x in parts.items() if x > 0)
-    if moved <= REPEATED:
+    if moved <= max(REPEATED, 2 * float(torch.finfo(first.logits.dtype).eps)):
         return moved, fine(
             "step.deterministic", "yes", expected, f"From call to call: {found or 'bit for bit'}."
         )

@@ -292,7 +292,8 @@ PLANTED = {
         ["training.noise_on_target_logits"],
     ),
     "last layer": ({"taps": (0, 1, 2, 3)}, ["layers.last_layer_in_fc"]),
-    "other layers": ({"taps": (0, 2)}, ["layers.offset"]),
+    "a layer left out": ({"taps": (0, 2)}, ["layers.missing_or_default"]),
+    "target logits one row late": ({"target_offset": 1}, ["target.offset"]),
     "anchor": ({"bound": 1}, ["mask.anchor_included"]),
     "anchor, detached": ({"bound": 1, "detached": True}, ["mask.anchor_included"]),
     "anchor, without positions": ({"bound": 1, "positions": False}, ["mask.anchor_included"]),
@@ -399,7 +400,6 @@ BAD = {
     "no weights": (put(3, lambda w: None), "its weights are None"),
     "negative weights": (put(3, lambda w: -w), "negative"),
     "other targets": (put(4, lambda t: t[..., :-1]), "its target logits are [6, 5, 39]"),
-    "a metric that is no number": (lambda out, given: (*out, {"x": "high"}), "metric 'x'"),
     "metrics that are no dictionary": (lambda out, given: (*out, [1]), "metrics are a list"),
 }
 
@@ -594,6 +594,12 @@ def test_reported_metrics_are_computed_anew(name):
     assert (one.status == "excluded") == is_right, one
     assert said in one.evidence
     assert [m.id for m in audit.misreported] == [] if is_right else [one.id]
+
+
+def test_what_is_no_number_is_left_out():
+    audit = reported("by_slot", lambda *out: [0.1, 0.2])
+    assert audit["metric.reported.by_slot"].status == "not_tested"
+    assert faults(audit) == []
 
 
 # --- as a whole ----------------------------------------------------------------------------------
