@@ -36,6 +36,8 @@ METRIC, REGION, WALK = "metric definition", "prompt region", "anchor population"
 UNSEEN, GREEDY, PROMPTS = "data: unseen texts", "data: own greedy text", "data: your prompts"
 READING, NOISE = "mask and convention", "training noise"
 UNEXPLAINED = "unexplained"
+WITHOUT_TEXTS = "training texts and the unexplained"
+"""What is unexplained where there are no training texts to measure again."""
 NONE = Shares((), {}, 1)
 """Where the two ends do not differ."""
 FACTORS = (METRIC, REGION, WALK, UNSEEN, GREEDY, PROMPTS, READING, NOISE)
@@ -189,5 +191,6 @@ def decompose(world: World, claimed: float | None, *, seed: int, draws: int = DR
     ]
     if claimed is not None:
         same = estimates[2].value or 0.0
-        bars.insert(0, Bar((UNEXPLAINED,), estimates[2], same, same))
+        name = WITHOUT_TEXTS if world.levels[0].generated else UNEXPLAINED
+        bars.insert(0, Bar((name,), estimates[2], same, same))
     return Gap(claimed, estimates[0], estimates[1], tuple(bars), plan.n_orders)

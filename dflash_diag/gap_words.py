@@ -15,12 +15,14 @@ from dflash_diag.gap import (
     UNEXPLAINED,
     UNSEEN,
     WALK,
+    WITHOUT_TEXTS,
 )
 
 Record = Mapping[str, Any]
 
 TITLES = {
     UNEXPLAINED: "not explained",
+    WITHOUT_TEXTS: "training texts, not explained",
     METRIC: "what is counted",
     REGION: "anchors in prompts",
     WALK: "anchors that decoding visits",
@@ -53,18 +55,22 @@ def _value(value: Any) -> str:
 
 def _unexplained(record: Record) -> str:
     again = record["replayed"]["value"]
-    if record["split"] is None:
-        return (
-            f"Measured on your prompts the training number is {again:.2f}; what training texts "
-            "do to it is not known without them"
-        )
     lo, hi = record["spread"]
     lines = f" (the log's last lines: {lo:.2f} to {hi:.2f})" if lo < hi else ""
     return f"Measured again the training number is {again:.2f}, not {record['claimed']:.2f}{lines}"
 
 
+def _without_texts(record: Record) -> str:
+    again = record["replayed"]["value"]
+    return (
+        f"Measured on your prompts the training number is {again:.2f}, not "
+        f"{record['claimed']:.2f}; what training texts do to it is not known without them"
+    )
+
+
 _SENTENCES: Mapping[str, Callable[[Record], str]] = {
     UNEXPLAINED: _unexplained,
+    WITHOUT_TEXTS: _without_texts,
     METRIC: _metric,
     REGION: lambda _: "Training also placed anchors inside the prompt, where decoding never is",
     WALK: lambda _: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_diag.diagnostics.base import Inputs, diagnostic, estimate
-from dflash_diag.gap import READING, UNEXPLAINED
+from dflash_diag.gap import READING, UNEXPLAINED, WITHOUT_TEXTS
 from dflash_diag.gap_words import headline, sentence, signed, title
 from dflash_diag.results import Judgement, Result, Verdict
 
@@ -22,8 +22,11 @@ def judge(result: Result) -> Judgement:
         if READING in name and one.hi is not None and one.hi < -HARMLESS:
             why = f"being served otherwise than it was trained costs {signed(one.value or 0.0)}"
             return Judgement(Verdict.FAIL, why)
+    if WITHOUT_TEXTS in parts:
+        why = "without training texts nothing says what they do (--training-sequences)"
+        return Judgement(Verdict.INCONCLUSIVE, why)
     for name, one in parts.items():
-        if UNEXPLAINED in name and one.lo is not None and one.hi is not None:
+        if name == UNEXPLAINED and one.lo is not None and one.hi is not None:
             if one.hi < -HARMLESS or one.lo > HARMLESS:
                 return Judgement(Verdict.WARN, f"{signed(one.value or 0.0)} is not explained")
             if one.lo < -0.5 or one.hi > 0.5:

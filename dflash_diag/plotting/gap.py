@@ -140,7 +140,7 @@ PLOTS = {
         shows="Waterfall",
         caption=(
             "Each bar is the mean change over all feasible orders of changing one factor after "
-            "another; bars add up to the gap. Black: 95 % interval, every population resampled on "
+            "another; bars add up to the gap. Whiskers: 95 % interval, every population resampled on "
             "its own. Pale line below a bar: smallest and largest change over the orders. Hatched: "
             "not explained. Orange falls, blue rises."
         ),

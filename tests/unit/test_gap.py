@@ -18,6 +18,7 @@ from dflash_diag.gap import (
     UNEXPLAINED,
     UNSEEN,
     WALK,
+    WITHOUT_TEXTS,
     Level,
     World,
     decompose,
@@ -208,7 +209,7 @@ def test_two_equal_ends_have_no_parts():
     levels = [level("", "your prompts", uneven(1.2), 10, generated=True)]
     made = world(levels, definition=DEFINITIONS["tau walked"])
     found = decompose(made, 2.0, seed=0, draws=300)
-    assert [bar.name for bar in found.bars] == [UNEXPLAINED]
+    assert [bar.name for bar in found.bars] == [WITHOUT_TEXTS]
     assert found.bars[0].change.value == pytest.approx(found.served.value - 2.0)
 
 
