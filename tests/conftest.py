@@ -48,6 +48,17 @@ def hybrid_capture(shared_folder):
 
 
 @pytest.fixture(scope="session")
+def wide_capture(shared_folder):
+    """All 50 prompts on the hybrid target: what costs a few per cent is not seen with 24."""
+    from dflash_diag.example import EXAMPLE
+    from dflash_diag.prompts import read_prompts
+
+    files = [ZOO.parent / name for name, _ in EXAMPLE.prompts]
+    prompts = [prompt for file in files for prompt in read_prompts(file)]
+    return captured("hybrid", prompts, shared_folder / "wide")
+
+
+@pytest.fixture(scope="session")
 def full_capture(shared_folder):
     """The same prompts on the full-attention target."""
     from dflash_diag.example import EXAMPLE

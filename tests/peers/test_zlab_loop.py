@@ -10,10 +10,9 @@ from dflash import model as zlab
 from transformers import AutoModelForCausalLM
 
 from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_convention
-from dflash_diag.decoding import check_lossless, expect, expect_as_captured
+from dflash_diag.decoding import check_lossless, expect_as_captured
 from dflash_diag.example import EXAMPLE
 from dflash_diag.metrics import per_prompt
-from dflash_diag.prompts import read_prompts
 from dflash_diag.scoring import proposer, score
 from dflash_diag.targets import load_target
 from tests.conftest import ZOO
@@ -90,24 +89,23 @@ def test_its_loop_is_not_lossless_on_the_hybrid_target(hybrid_capture):
     assert not all(same)
 
 
-def test_ours_is_lossless_on_every_prompt_of_the_hybrid_target(hybrid_capture):
+PARTS = 5
+"""Equal shares of the prompts, so that no single test is long."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_ours_is_lossless_on_every_prompt_of_the_hybrid_target(part, wide_capture):
     target = load_target(str(ZOO / "hybrid" / "target"), dtype="float32", device="cpu")
     checkpoint = read_checkpoint(ZOO / "hybrid" / "drafters" / "reference")
     drafter = load_drafter(checkpoint, resolve_convention(checkpoint), dtype=torch.float32)
-    used = {prompt.id for prompt in hybrid_capture.prompts}
-    prompts = ZOO.parent / "prompts"
-    others = [
-        one
-        for name in ("coding.jsonl", "general.jsonl")
-        for one in read_prompts(prompts / name)
-        if one.id not in used
-    ]
-    known = expect_as_captured(target, hybrid_capture)
-    known += expect(target, [(one.id, target.encode(one)) for one in others], GENERATED)
-    found = check_lossless(target, proposer(hybrid_capture, drafter), known, GENERATED)
-    assert found.checked == 50
-    assert (found.ok, found.exact, found.mismatches) == (50, 50, [])
+    known = expect_as_captured(target, wide_capture)
+    assert len(known) == 50
+    known = known[part::PARTS]
+    found = check_lossless(target, proposer(wide_capture, drafter), known, GENERATED)
+    assert (found.checked, found.ok, found.exact, found.mismatches) == (10, 10, 10, [])
     walked = {
-        row["id"]: row["rounds"] for row in per_prompt(score(hybrid_capture, drafter, silent=True))
+        row["id"]: row["rounds"] for row in per_prompt(score(wide_capture, drafter, silent=True))
     }
-    assert {name: found.rounds[name] for name in walked} == walked
+    scored = walked.keys() & found.rounds.keys()
+    assert len(scored) >= 8
+    assert {name: found.rounds[name] for name in scored} == {name: walked[name] for name in scored}

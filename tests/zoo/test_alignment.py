@@ -15,12 +15,9 @@ import torch
 
 from dflash_diag.alignment import align, surroundings
 from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_convention
-from dflash_diag.example import EXAMPLE
 from dflash_diag.findings import findings
 from dflash_diag.paths import data_dir
-from dflash_diag.prompts import read_prompts
 from dflash_diag.sweeps import Sweep
-from tests.conftest import captured
 
 DRAFTERS = data_dir() / "zoo" / "hybrid" / "drafters"
 MASKS = ("mask.anchor_included", "mask.cross_block_leak", "mask.block_causality", "mask.window")
@@ -30,13 +27,6 @@ POSITION = ("position.block_offset", "rope.interleaving")
 LAYERS = ("layers.offset", "layers.order", "layers.missing_or_default")
 PLACES = ("label.shift", "block.width", "hidden.ignored_by_drafter")
 PARTS = ("mask_token.id", "norm.missing_or_doubled", "embedding.scale", "head.tying_or_vocab")
-
-
-@pytest.fixture(scope="module")
-def wide(shared_folder):
-    """All 50 prompts: what costs a few per cent is not seen with 24."""
-    prompts = [p for name, _ in EXAMPLE.prompts for p in read_prompts(data_dir() / name)]
-    return captured("hybrid", prompts, shared_folder / "wide")
 
 
 def look(capture, folder, *, settings=(), causes=None, prompts=None):
@@ -161,16 +151,18 @@ def test_a_training_fault_is_named_and_promises_nothing(
         ("block_causal", "mask.block_causality", ["in_block=causal"], MASKS),
     ],
 )
-def test_what_costs_a_few_per_cent_is_found_with_fifty_prompts(name, cause, settings, causes, wide):
-    found, entries = look(wide, DRAFTERS / name, causes=causes)
+def test_what_costs_a_few_per_cent_is_found_with_fifty_prompts(
+    name, cause, settings, causes, wide_capture
+):
+    found, entries = look(wide_capture, DRAFTERS / name, causes=causes)
     assert found == [cause]
     assert entries[cause]["settings"] == settings
     assert entries[cause]["recoverable"] is True
 
 
-def test_too_few_prompts_say_how_many_would_do(wide):
-    few = [p.id for p in wide.prompts[:12]]
-    found, entries = look(wide, DRAFTERS / "layer_offset", causes=LAYERS, prompts=few)
+def test_too_few_prompts_say_how_many_would_do(wide_capture):
+    few = [p.id for p in wide_capture.prompts[:12]]
+    found, entries = look(wide_capture, DRAFTERS / "layer_offset", causes=LAYERS, prompts=few)
     assert found == []
     entry = entries["layers.offset"]
     assert entry["status"] == "not_identifiable"
@@ -192,10 +184,10 @@ def test_a_random_head_of_its_own_is_damage(hybrid_capture, tmp_path):
 
 @pytest.mark.parametrize("name", ["healthy", "reference"])
 @pytest.mark.parametrize("kind", ["coding", "general"])
-def test_sound_drafters_come_back_clean_on_either_kind_of_prompt(name, kind, wide):
-    names = [p.id for p in wide.prompts if p.id.startswith(kind)][:24]
+def test_sound_drafters_come_back_clean_on_either_kind_of_prompt(name, kind, wide_capture):
+    names = [p.id for p in wide_capture.prompts if p.id.startswith(kind)][:24]
     assert len(names) >= 10
-    found, entries = look(wide, DRAFTERS / name, prompts=names)
+    found, entries = look(wide_capture, DRAFTERS / name, prompts=names)
     assert found == []
     assert {e["status"] for e in entries.values()} <= {
         "excluded",
