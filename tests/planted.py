@@ -199,7 +199,7 @@ def noisy(layer: int, states: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     spread = states.float().square().mean(-1, keepdim=True).sqrt()
     noise = torch.randn(states.shape, generator=generator)
-    return (states.float() + 0.6 * spread * noise).to(states.dtype)
+    return (states.float() + 1.2 * spread * noise).to(states.dtype)
 
 
 def rounded(_layer: int, states: Tensor) -> Tensor:
@@ -340,8 +340,8 @@ SINGLE = (
     Case(name="a window of 16", config=SLIDING, causes=(("mask.window",),)),
     Case(name="blocks too wide", config={"block_size": 9}, causes=(("block.width",),)),
     Case(
-        name="embedding scaled down",
-        config={"input_embedding_scale": 0.02},
+        name="embedding scaled up",
+        config={"input_embedding_scale": 400.0},
         causes=(("embedding.scale",),),
     ),
     Case(name="norms less one", weights=norms_less_one, causes=(("norm.missing_or_doubled",),)),

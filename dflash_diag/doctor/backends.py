@@ -45,12 +45,13 @@ def _order(one: Entry) -> tuple[int, float]:
 
 
 def _causes(run: Run, name: str) -> list[str]:
-    """In what the side was computed otherwise than the run's capture."""
+    """In what the side was computed otherwise than the run's capture, as far as both say so."""
     own, other = run.states.variant(), run.states.variant(name)
     if own is None or other is None:
         return [BACKEND, DTYPE]
     causes = [BACKEND] if own.backend != other.backend else []
-    return causes + ([DTYPE] if own.dtype != other.dtype else [])
+    causes += [DTYPE] if own.dtype != other.dtype else []
+    return causes or [BACKEND]  # two machines, or files that do not say the truth
 
 
 def _side(run: Run, name: str) -> Entry:
