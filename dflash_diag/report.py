@@ -35,17 +35,18 @@ NOTEBOOKS = {
     "00_overview": "Overview",
     "01_checkpoint": "Checkpoint",
     "02_acceptance": "Acceptance",
-    "03_hidden_state_divergence": "Hidden states",
+    "03_hidden_state_divergence": "States",
     "04_position_alignment": "Convention",
     "05_attention_mask": "Mask",
     "06_train_vs_eval": "Train vs. eval",
-    "07_training_audit": "Training step",
+    "07_training_audit": "Step",
 }
 """Notebooks of the report in order, and what their pages are called."""
 KEY_FIGURES = (
     "acceptance.by_position",
     "acceptance.headline",
     "doctor.causes",
+    "gap.decomposition",
     "acceptance.comparison",
     "hidden.divergence",
 )

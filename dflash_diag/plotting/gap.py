@@ -140,9 +140,9 @@ PLOTS = {
         shows="Waterfall",
         caption=(
             "Each bar is the mean change over all feasible orders of changing one factor after "
-            "another; bars add up to the gap. Whiskers: 95 % interval, every population resampled on "
-            "its own. Pale line below a bar: smallest and largest change over the orders. Hatched: "
-            "not explained. Orange falls, blue rises."
+            "another; bars add up to the gap. Whiskers: 95 % interval, every population resampled "
+            "on its own. Pale line below a bar: smallest and largest change over the orders. "
+            "Hatched: not explained. Orange falls, blue rises."
         ),
         height=lambda result: 1.2 + 0.36 * (2 + int(result.frame["change"].notna().sum())),
     ),
