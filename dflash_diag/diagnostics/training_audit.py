@@ -106,9 +106,10 @@ def sentence(found: Audit) -> str:
         asked = sum(one.status in ("excluded", "measured") for one in found)
         return f"nothing is wrong in {asked} properties; {trains}."
     first = found.faults[0]
+    why = first.found if first.id == "step.outputs" else _without_stop(first.evidence)
     more = [one.id for one in found.faults[1:]]
     others = f" Also found: {', '.join(more)}." if more else ""
-    return f"{first.id}: {_without_stop(first.evidence)}; {trains}.{others}"
+    return f"{first.id}: {why}; {trains}.{others}"
 
 
 def _without_stop(text: str) -> str:

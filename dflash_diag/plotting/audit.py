@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag.plotting.pieces import AGREES, BAD, FAINT, INK, LOOKS, SOFT, Plot, set_title
@@ -24,32 +23,22 @@ LEAST, MOST = 1e-6, 3.0
 
 
 def _influences(result: Result, ax: Axes) -> None:
-    """One bar for each thing that was changed; red where it may have no influence."""
+    """One row for each thing that was changed; a red cross where it may have no influence."""
     seen = result.params["facts"].get("influence", {})
-    faults = {one["id"] for one in result.params["faults"]}
-    rows: list[tuple[str, float, bool]] = [
-        (words, seen[key], True) for key, words in FORBIDDEN.items() if key in seen
-    ]
-    layers = seen.get("layers", {})
-    last = max(map(int, layers), default=None)
-    for layer, moved in layers.items():
-        wrong = int(layer) == last and "layers.last_layer_in_fc" in faults
-        rows.append((f"layer {layer} below the anchor", moved, wrong))
+    set_title(ax, result.params["finding"])
+    rows = _rows(result, seen)
     if not rows:
         _nothing(ax, "What the logits depend on was not asked")
-        set_title(ax, result.params["finding"])
         return
-    still = seen["still"]
     for y, (_, moved, forbidden) in enumerate(rows):
-        if moved <= still:
-            ax.annotate("none", (LEAST, y), xytext=(4, 0), textcoords="offset points",
-                        va="center", fontsize=8.5, color=SOFT)  # fmt: skip
+        if moved <= seen["still"]:
+            _beside(ax, LEAST, y, "none", SOFT)
             continue
-        length = min(moved, MOST) if math.isfinite(moved) else MOST
-        ax.barh(y, length, left=LEAST, color=BAD if forbidden else AGREES, height=0.66, zorder=2,
-                hatch="//" if forbidden else None, edgecolor="white")  # fmt: skip
-        ax.annotate(f"{moved:.1%}", (length, y), xytext=(4, 0), textcoords="offset points",
-                    va="center", fontsize=8.5, color=BAD if forbidden else INK)  # fmt: skip
+        at = min(moved, MOST)
+        colour = BAD if forbidden else AGREES
+        ax.plot([LEAST, at], [y, y], color=colour, linewidth=1.4, zorder=2)
+        ax.plot(at, y, marker="X" if forbidden else "o", color=colour, markersize=8, zorder=3)
+        _beside(ax, at, y, f"{moved:.1%}" if moved < MOST else "all", BAD if forbidden else INK)
     ax.set_xscale("log")
     ax.set_xlim(LEAST, 30)
     ax.set_xticks([1e-6, 1e-4, 1e-2, 1], ["0.0001\u00a0%", "0.01\u00a0%", "1\u00a0%", "100\u00a0%"])
@@ -57,8 +46,28 @@ def _influences(result: Result, ax: Axes) -> None:
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.axhline(sum(key in seen for key in FORBIDDEN) - 0.5, color=FAINT, linewidth=1)
     ax.grid(visible=False, axis="y")
-    ax.set_xlabel("relative change of a block's draft logits when this is changed")
-    set_title(ax, result.params["finding"])
+    ax.set_xlabel("relative change of the draft logits")
+
+
+def _rows(result: Result, seen: dict[str, Any]) -> list[tuple[str, float, bool]]:
+    """What was changed, how much it moves, and whether it may not."""
+    rows = [(words, seen[key], True) for key, words in FORBIDDEN.items() if key in seen]
+    layers = {int(layer): moved for layer, moved in seen.get("layers", {}).items()}
+    wrong = any(one["id"] == "layers.last_layer_in_fc" for one in result.params["faults"])
+    last = max(layers, default=None) if wrong else None
+    return rows + [(f"states of layer {i}", moved, i == last) for i, moved in layers.items()]
+
+
+def _beside(ax: Axes, x: float, y: float, text: str, colour: str) -> None:
+    ax.annotate(
+        text,
+        (x, y),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8.5,
+        color=colour,
+    )
 
 
 def _weights(result: Result, ax: Axes) -> None:
@@ -98,7 +107,7 @@ PLOTS: dict[str, Plot] = {
         shows="What the draft logits of the training step depend on, and the weights of its loss",
         caption=(
             "Above: one thing is changed at a time, and a block's draft logits are compared "
-            "(hatched red: a server has no such thing, or should not need it; none: nothing "
+            "(a red cross: a server has no such thing, or should not need it; none: nothing "
             "moves). Below: the weight of each slot, recovered from the gradient of the loss by "
             "the logits."
         ),

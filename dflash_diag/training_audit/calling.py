@@ -130,7 +130,7 @@ def checked(returned: Any, n_anchors: int) -> Output:
     """
     if not isinstance(returned, tuple | list) or len(returned) not in (5, 6):
         size = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
-        raise StepError(f"it returned a {type(returned).__name__}{size}, not {RETURNS}")
+        raise StepError(f"it returned {_kind(returned)}{size}, not {RETURNS}")
     loss, logits, labels, weights, target = returned[:5]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise StepError(f"its loss is {_shape(loss)}, not one floating-point number")
@@ -177,7 +177,7 @@ def _metrics(given: Any) -> dict[str, float | None]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise StepError(f"its metrics are a {type(given).__name__}, not a dictionary")
+        raise StepError(f"its metrics are {_kind(given)}, not a dictionary")
     return {str(name): _number(value) for name, value in given.items()}
 
 
@@ -191,4 +191,10 @@ def _number(value: Any) -> float | None:
 def _shape(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{[*value.shape]} of {str(value.dtype).removeprefix('torch.')}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return _kind(value)
+
+
+def _kind(value: Any) -> str:
+    """The type of something, with its article."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

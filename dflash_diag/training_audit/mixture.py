@@ -33,6 +33,10 @@ SUBSET = 2_000_000
 """Numbers, slots times vocabulary, on which a temperature is looked for."""
 NEARLY = 1e-3
 """Part of the gradient that may stay unexplained in float32."""
+ROUNDED = 1e-5
+"""Part that rounding alone leaves in float32."""
+MUCH_BETTER = 4.0
+"""A richer form is preferred where a simpler one leaves this many times as much."""
 ROUNDINGS = 3.0
 """How many roundings of coarser numbers may stay unexplained."""
 GOLDEN = (5**0.5 - 1) / 2
@@ -99,14 +103,20 @@ class Mixture:
 
 
 def recover(slots: Slots) -> tuple[Mixture, bool]:
-    """The simplest form that explains the gradient, and whether it does; else the nearest one."""
+    """The simplest form that explains the gradient, and whether it does; else the nearest one.
+
+    A form that leaves no more than rounding is taken at once. Where one leaves little, but more
+    than that, richer forms are tried as well, and it has to be about as good as the best of them.
+    """
     tried = []
     for attempt in _attempts(slots):
         found = attempt()
-        tried.append(found)
-        if found.residual <= slots.tolerance:
+        if found.residual <= max(ROUNDED, slots.rounding):
             return found, True
-    return min(tried, key=lambda one: one.residual), False
+        tried.append(found)
+    best = min(one.residual for one in tried)
+    found = next(one for one in tried if one.residual <= MUCH_BETTER * best)
+    return found, found.residual <= slots.tolerance
 
 
 def _attempts(slots: Slots) -> list[Callable[[], Mixture]]:

@@ -30,12 +30,12 @@ def noise_on_targets(call: Caller, first: Output, still: float) -> tuple[Propert
             for one in others
             if one.target_logits is not None
         )
-    moves = [f"target logits by {target:.1%}"] * (target > still)
+    moves = [f"target logits ({target:.1%})"] * (target > still)
     moves += [f"{labels:.0%} of the labels"] * (labels > 0)
     if moves:
         return fault(
             ID,
-            " and ".join(moves),
+            f"{' and '.join(moves)} move",
             expected,
             f"Moving noise_seed alone moves {' and '.join(moves)}: the noise is on the states that "
             "make them, and the drafter is taught what the target would not say.",

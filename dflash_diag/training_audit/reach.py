@@ -122,29 +122,33 @@ class Reach:
     def _tried(self, alone: Output, anchor: int, rows: slice, column: Any = slice(None)) -> float:
         """Influence of some rows: they change places, and where that moves nothing, their signs.
 
-        A drafter without positions would not notice the first. With noise on, only the first is
-        tried: a noise level that is taken over the whole text would notice the second.
+        One exchange may bring like to like, in a text that repeats itself, so that several are
+        tried; and a drafter without positions notices none. With noise on, signs are left alone: a
+        noise level that is taken over the whole text would notice those.
         """
         states = self.call.material.states
-        part, x = states[rows, column], states.clone()
-        x[rows, column] = part.roll(max(1, len(part) // 2), 0)
-        moved = self._moved(alone, anchor, states=x)
-        if moved <= self.still and not self.noisy:
-            x[rows, column] = -part
-            moved = self._moved(alone, anchor, states=x)
+        part, x, moved = states[rows, column], states.clone(), 0.0
+        n = len(part)
+        exchanged = [part.roll(max(1, n // 2), 0), part.flip(0), part.roll(max(1, n // 3), 0)]
+        for other in [*exchanged, *([] if self.noisy else [-part])]:
+            x[rows, column] = other
+            moved = max(moved, self._moved(alone, anchor, states=x))
+            if moved > self.still:
+                break
         return moved
 
     def _own_row(self, alone: Output, anchor: int, later: float) -> float:
-        """Influence of the anchor's own row: it changes places with the last row of the text.
+        """Influence of the anchor's own row: it changes places with the later row least like it.
 
-        Where later rows have an influence of their own, it is replaced by an earlier one.
+        Where later rows have an influence of their own, it is replaced by the least like of all.
         """
         states = self.call.material.states
-        x = states.clone()
-        if later > self.still:
-            x[anchor] = states[anchor // 2]
-        else:
-            x[anchor], x[-1] = states[-1], states[anchor]
+        x, first = states.clone(), 0 if later > self.still else anchor + 1
+        apart = (states[first:] - states[anchor]).flatten(1).norm(dim=-1)
+        other = first + int(apart.argmax())
+        x[anchor] = states[other]
+        if other > anchor and later <= self.still:
+            x[other] = states[anchor]
         return self._moved(alone, anchor, states=x)
 
     def _judged(self, id_: str, moved: float, steep: float | None, name: str) -> Property:
@@ -204,7 +208,8 @@ class Reach:
             moved = self._tried(alone, anchor, slice(anchor), column)
             moves[layer] = max(moves.get(layer, 0.0), moved)
         self.influence["layers"] = {str(layer): moved for layer, moved in moves.items()}
-        read = [layer for layer, moved in moves.items() if moved > self.still]
+        seen = set() if slopes is None or self.noisy else _seen(slopes[:anchor], m.layer_ids)
+        read = [layer for layer, moved in moves.items() if moved > self.still or layer in seen]
         steep = "" if slopes is None else _steep(slopes[:anchor], m.layer_ids)
         said = f"layers {_names(read)}"
         expected = "dependence on the tapped layers' states"
@@ -218,16 +223,16 @@ class Reach:
                 f"No state below the anchor moves the logits. {steep}",
                 "Pass the states on: as it is, the drafter learns from the anchor's token alone.",
             )
-        yield self._last(moves, steep)
+        yield self._last(moves, read, steep)
         yield from self._declared(read)
 
-    def _last(self, moves: dict[int, float], steep: str) -> Property:
+    def _last(self, moves: dict[int, float], read: list[int], steep: str) -> Property:
         id_, expected = "layers.last_layer_in_fc", "draft logits without the last layer"
         m = self.call.material
         if not m.is_last:
             return untested(id_, "the last layer is not among the states", expected=expected)
         moved = moves[m.last_layer]
-        if moved <= self.still:
+        if m.last_layer not in read:
             return fine(id_, "logits do not move", expected, steep)
         return fault(
             id_,
@@ -308,7 +313,7 @@ class Reach:
         mask, tokens = m.loss_mask.clone(), m.tokens.clone()
         mask[at] = False
         holed = self.call(loss_mask=mask)
-        tokens[at] = m.tokens[m.anchors[0]] if tokens[at] != m.tokens[m.anchors[0]] else tokens[1]
+        tokens[at] = m.tokens[int((m.tokens != m.tokens[at]).int().argmax())]
         moved = largest(change(self.first.logits, holed.logits))
         if moved > self.still:
             self.leaks.append(f"the loss mask moves the draft logits by {moved:.1%}")
@@ -343,6 +348,10 @@ def _names(layers: Iterable[int]) -> str:
 
 def _steep(slopes: Tensor, layer_ids: tuple[int, ...]) -> str:
     """Which layers have a gradient below the anchor."""
-    sizes = slopes.norm(dim=0)
-    seen = [layer for layer, size in zip(layer_ids, sizes.tolist(), strict=True) if size > 0]
-    return f"By gradient: {_names(seen) or 'no layer'}."
+    return f"By gradient: {_names(sorted(_seen(slopes, layer_ids))) or 'no layer'}."
+
+
+def _seen(slopes: Tensor, layer_ids: tuple[int, ...]) -> set[int]:
+    """Layers of slopes [T, K] with a gradient somewhere."""
+    sizes = slopes.norm(dim=0).tolist()
+    return {layer for layer, size in zip(layer_ids, sizes, strict=True) if size > 0}

@@ -76,8 +76,8 @@ def test_random_losses_are_recovered(seed):
     output = Caller(step, on)()
     found = recover_loss(output, on, loss_gradient(output.loss, output.logits))
     assert found.softness >= 0.1  # what the figures are promised for
-    assert abs(found.mixture.share - truth["lambda"]) <= 0.02
-    assert abs(found.weights.gamma / truth["gamma"] - 1) <= 0.05
+    assert abs(found.mixture.share - truth["lambda"]) <= 1e-3
+    assert abs(found.weights.gamma / truth["gamma"] - 1) <= 1e-3
     assert found.offset == truth["offset"]
     assert found.residual < 1e-5
 
