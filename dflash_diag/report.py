@@ -278,7 +278,8 @@ def index_html(run: Run, results: Sequence[Result]) -> str:
         current="index.html",
         title=_subject(run),
         verdict=run.verdict(),
-        headline=_headline(by_id),
+        headline=by_id["doctor.causes"].params.get("said") or _headline(by_id),
+        to_do=by_id["doctor.causes"].params.get("to_do", ""),
         leads=_leads(by_id),
         numbers=_numbers(run, by_id),
         figures=[Markup(one) for one in _figures(by_id)],  # noqa: S704 - escaped there

@@ -53,6 +53,8 @@ def causes(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
                 "verdict": found["verdict"],
                 "why": f"found: {', '.join(named)}" if named else "no cause was found",
                 "found": named,
+                "said": found["said"],
+                "to_do": found["to_do"],
                 "n_prompts": n,
                 "finding": f"Found: {', '.join(named)}" if named else "No cause was found",
             },

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_diag.diagnostics.base import DRAFTER
 from dflash_diag.doctor import backends, files, numbers, training, trust, weights
 from dflash_diag.doctor.merging import FIRST, Entry, is_fault, merged, value_of
-from dflash_diag.doctor.sentences import headline
+from dflash_diag.doctor.sentences import said, to_do
 from dflash_diag.errors import DiagError
 from dflash_diag.results import Verdict
 
@@ -27,8 +27,10 @@ class Examination:
 
     name: str
     verdict: Verdict
-    headline: str
-    """One sentence that a person can act on."""
+    said: str
+    """What the drafter gets, and why."""
+    to_do: str
+    """What to do about it; empty where no fault was found."""
     tau_declared: Mapping[str, Any]
     """Walked tau as the drafter is read; ``{"value", "lo", "hi"}``."""
     tau_best: Mapping[str, Any]
@@ -44,12 +46,19 @@ class Examination:
         """Faults that were found, worst first."""
         return [one for one in self.findings if is_fault(one)]
 
+    @property
+    def headline(self) -> str:
+        """One sentence that a person can act on."""
+        return " ".join(filter(None, (self.said, self.to_do)))
+
     def to_json(self) -> dict[str, Any]:
         """What ``doctor --json`` writes."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict.name,
             "headline": self.headline,
+            "said": self.said,
+            "to_do": self.to_do,
             "tau_declared": dict(self.tau_declared),
             "tau_best": dict(self.tau_best),
             "claims": [dict(one) for one in self.claims],
@@ -116,7 +125,8 @@ def _concluded(
     return Examination(
         name=name,
         verdict=verdict,
-        headline=headline(name, findings, declared),
+        said=said(name, findings, declared),
+        to_do=to_do(findings),
         tau_declared=declared,
         tau_best=best,
         claims=numbers.claims(run),

@@ -9,8 +9,8 @@ from dflash_diag.causes import CAUSES
 from dflash_diag.doctor.merging import FIRST, Entry, is_fault, value_of
 
 
-def headline(name: str, findings: Sequence[Entry], declared: Mapping[str, Any]) -> str:
-    """One sentence that a person can act on.
+def said(name: str, findings: Sequence[Entry], declared: Mapping[str, Any]) -> str:
+    """What the drafter gets, and why.
 
     Parameters
     ----------
@@ -20,16 +20,21 @@ def headline(name: str, findings: Sequence[Entry], declared: Mapping[str, Any]) 
         Walked tau as the drafter is read.
     """
     found = [one for one in findings if is_fault(one)]
-    said = f"{name} is accepted {tau_words(declared)} tokens a round"
+    text = f"{name} is accepted {tau_words(declared)} tokens a round"
     if value_of(declared) is None:
-        said = f"{name} cannot be scored"
+        text = f"{name} cannot be scored"
     if not found:
-        return f"{said}; {_nothing(findings)}"
-    first, *others = found
-    said += f"; {CAUSES[first['cause']].means}{_worth(first)}. {first['remedy']}"
-    if others:
-        said += f" Also found: {', '.join(one['cause'] for one in others)}."
-    return said
+        return f"{text}; {_nothing(findings)}"
+    return f"{text}; {CAUSES[found[0]['cause']].means}{_worth(found[0])}."
+
+
+def to_do(findings: Sequence[Entry]) -> str:
+    """What to do about the worst cause, and which others there are; empty where none was found."""
+    found = [one for one in findings if is_fault(one)]
+    if not found:
+        return ""
+    others = ", ".join(one["cause"] for one in found[1:])
+    return found[0]["remedy"] + (f" Also found: {others}." if others else "")
 
 
 def tau_words(tau: Mapping[str, Any]) -> str:

@@ -80,13 +80,24 @@ def figure(result: Result, *, brief: bool = False) -> Figure:
         made = Figure(figsize=(WIDTH, registered.height(result) * n), layout=layout)
         for draw, ax in zip(registered.panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
             draw(result, ax)
+        _labels_to_the_edge(made)
         _titles_from_the_edge(made)
     return made
+
+
+def _labels_to_the_edge(made: Figure) -> None:
+    """End labels that are wider than their axes at the axes' right edge, so that nothing is cut."""
+    made.draw_without_rendering()
+    for ax in made.axes:
+        label = ax.xaxis.label
+        if label.get_window_extent().width > ax.get_window_extent().width:
+            label.set(ha="right", x=1.0)
 
 
 def _titles_from_the_edge(made: Figure) -> None:
     """Start titles at the figure's left edge, not at the axes', so that they have all its width."""
     made.draw_without_rendering()
+    made.set_layout_engine("none")  # what follows is not to move the axes again
     for ax in made.axes:
         box = ax.get_position()
         ax.set_title(ax.get_title(loc="left"), loc="left", x=(0.012 - box.x0) / box.width)

@@ -106,7 +106,7 @@ def run_case(at: tuple[str, int], *, made: dict[str, Path], threads: int) -> dic
         try:
             found = examine(Run.open(RunConfig.read(values), strict=False))
         except Exception as error:  # noqa: BLE001 - the other cases are to be seen too
-            found = Examination(case.name, Verdict.ERROR, repr(error), UNKNOWN, UNKNOWN, [], [])
+            found = Examination(case.name, Verdict.ERROR, repr(error), "", UNKNOWN, UNKNOWN, [], [])
     entries = {one["cause"]: one for one in found.findings}
     return {
         "group": group,

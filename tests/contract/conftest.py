@@ -188,7 +188,9 @@ def examined(aligned):
     return {
         "schema": "dflash_diag.doctor/1",
         "verdict": "FAIL",
-        "headline": "<b>step_8000</b> is accepted 1.64 [1.53, 1.78] tokens a round; and so on.",
+        "headline": "<b>step_8000</b> is accepted 1.64 [1.53, 1.78] tokens a round. Retrain.",
+        "said": "<b>step_8000</b> is accepted 1.64 [1.53, 1.78] tokens a round.",
+        "to_do": "Retrain.",
         "tau_declared": tau,
         "tau_best": tau,
         "claims": [],

@@ -20,7 +20,7 @@ from dflash_diag.config import RunConfig
 from dflash_diag.doctor import examine
 from dflash_diag.doctor.examining import _verdict
 from dflash_diag.doctor.merging import merged
-from dflash_diag.doctor.sentences import headline
+from dflash_diag.doctor.sentences import said, to_do
 from dflash_diag.results import Verdict
 from dflash_diag.runs import Run
 
@@ -108,10 +108,10 @@ def test_a_drafter_that_cannot_be_scored_is_no_pass():
 def test_sentence_of_a_fault_that_serving_cannot_undo():
     own = {"value": 2.77, "lo": 2.5, "hi": 3.0}
     cause = found("mask.anchor_included", delta(1.13, 1.0, 1.26), tau_own_reading=own)
-    said = headline("step_8000", merged([cause]), TAU)
-    assert said.startswith("step_8000 is accepted 1.64 [1.53, 1.78] tokens a round; the weights")
-    assert "would get 2.77, which serving cannot give it" in said
-    assert said.endswith(CAUSES["mask.anchor_included"].remedy)
+    text = said("step_8000", merged([cause]), TAU)
+    assert text.startswith("step_8000 is accepted 1.64 [1.53, 1.78] tokens a round; the weights")
+    assert text.endswith("would get 2.77, which serving cannot give it.")
+    assert to_do(merged([cause])) == CAUSES["mask.anchor_included"].remedy
 
 
 def test_sentence_of_a_gain_and_of_more_causes():
@@ -120,16 +120,16 @@ def test_sentence_of_a_gain_and_of_more_causes():
         found("rope.theta", delta(0.5, 0.4, 0.6), tau_own_reading=own),
         found("layers.last_layer_in_fc"),
     ]
-    said = headline("x", merged(causes), TAU)
-    assert "read that way it gets 2.15" in said
-    assert said.endswith("Also found: layers.last_layer_in_fc.")
+    assert said("x", merged(causes), TAU).endswith("read that way it gets 2.15.")
+    assert to_do(merged(causes)).endswith("Also found: layers.last_layer_in_fc.")
 
 
 def test_sentence_of_nothing_counts_what_is_open():
     entries = merged([entry("rope.theta", "excluded", ""), entry("label.shift", "excluded", "")])
-    said = headline("x", entries, TAU)
-    assert "no cause was found, 2 are excluded" in said
-    assert f"{len(CAUSES) - 2} were not tested" in said
+    text = said("x", entries, TAU)
+    assert "no cause was found, 2 are excluded" in text
+    assert f"{len(CAUSES) - 2} were not tested" in text
+    assert not to_do(entries)
 
 
 # --- on a tiny target -------------------------------------------------------------------------
