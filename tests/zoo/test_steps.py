@@ -13,7 +13,7 @@ from dflash_diag.targets import load_target
 from dflash_diag.training_audit import Material, audit_step
 from dflash_diag.zoo import recipe, steps
 
-NOT_VISIBLE = {"healthy", "reference", "block_causal", "position_plus_one"}
+NOT_VISIBLE = ("healthy", "reference", "block_causal", "position_plus_one")
 FAULTS = {
     **{name: [] for name in NOT_VISIBLE},
     "anchor_included": ["mask.anchor_included"],
