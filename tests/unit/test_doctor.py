@@ -21,6 +21,7 @@ from dflash_diag.doctor import examine
 from dflash_diag.doctor.examining import _verdict
 from dflash_diag.doctor.merging import merged
 from dflash_diag.doctor.sentences import said, to_do
+from dflash_diag.doctor.training import decided
 from dflash_diag.results import Verdict
 from dflash_diag.runs import Run
 
@@ -240,3 +241,41 @@ def test_fail_on_looks_at_the_doctors_verdict(world, capture, tmp_path):
 def test_no_drafter_is_one_line(capture, capsys):
     assert cli.run(["doctor", "--capture", str(capture)]) == 2
     assert "--drafter" in capsys.readouterr().err
+
+
+def test_claims_are_read_and_explained(world, capture, tmp_path):
+    file = tmp_path / "doctor.json"
+    arguments = ["doctor", "--capture", capture, "--drafter", world / "drafter", "--json", file]
+    arguments += ["--claim", "streak=1.24", "--claim", "dds4=2.78", "--out", tmp_path / "out"]
+    assert cli.run([str(one) for one in arguments]) == 0
+    said = json.loads(file.read_text())
+    by_cause = {one["cause"]: one for one in said["findings"]}
+    assert [one["name"] for one in said["claims"]] == ["streak", "dds4"]
+    assert "topk_oracle@4 uniform" in said["claims"][1]["fits"]
+    # A streak leaves out the bonus whatever else it counts; dds4 may be a tree, or not even that.
+    assert by_cause["metric.bonus"]["status"] == "found"
+    assert "streak = 1.24 certainly" in by_cause["metric.bonus"]["evidence"]
+    assert by_cause["metric.tree_definition"]["status"] == "found"
+    assert by_cause["metric.aggregation"]["status"] != "found"
+    # They explain numbers: the verdict does not depend on them.
+    faults = [one for one in named(said["findings"]) if not one.startswith(("metric.", "data."))]
+    assert (said["verdict"] in ("FAIL", "WARN")) == bool(faults)
+
+
+def test_the_step_decides_what_weights_leave_open():
+    ambiguous = found("label.shift", delta(0.5, 0.4, 0.6))
+    shifted = found("label.shift", kind="training_fault", recoverable=False, remedy="Mend it.")
+    straight = entry("label.shift", "excluded", "Labels are where they belong.")
+    (by_fault,) = decided([ambiguous], [shifted])
+    (by_layout,) = decided([ambiguous], [straight])
+    (alone,) = decided([ambiguous], [])
+    assert (by_fault["kind"], by_fault["recoverable"]) == ("training_fault", False)
+    assert (by_layout["kind"], by_layout["recoverable"]) == ("reading_fault", True)
+    assert (alone["kind"], alone["recoverable"]) == ("ambiguous", None)
+
+
+def test_without_a_step_training_faults_are_not_identifiable(capture, examined):
+    statuses = {one["cause"]: one["status"] for one in examined(capture=capture).findings}
+    assert statuses["training.noise_on_target_logits"] == "not_identifiable"
+    assert statuses["training.loss_mismatch"] == "not_identifiable"
+    assert statuses["training.leak"] == "not_tested"
