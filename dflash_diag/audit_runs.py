@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from dflash_diag import storage
 from dflash_diag.diagnostics.base import DRAFTER
 from dflash_diag.errors import BadInput
-from dflash_diag.example import EXAMPLE
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
@@ -91,7 +90,8 @@ def material_of(run: Run) -> Material:
 
     split, found = next(iter(read_training_sequences(texts).items()))
     longest = max(found, key=lambda one: len(one.tokens))
-    whose = "the embedded example's " * run.given.is_example
+    is_own = run.given.is_example and not run.given.training_sequences
+    whose = "the embedded example's " * is_own
     return Material.of_target(
         run.target,
         torch.from_numpy(np.asarray(longest.tokens)),
@@ -109,9 +109,7 @@ def _taps(run: Run) -> tuple[int, ...] | None:
 
 def _sequences(run: Run) -> str:
     """Where training texts are, if the target is at hand too; empty where the capture is used."""
-    if run.config.training_sequences and run.config.target:
-        return run.config.training_sequences
-    return str(EXAMPLE.part(EXAMPLE.sequences)) if run.given.is_example else ""
+    return run.config.training_sequences if run.config.target else ""
 
 
 def _content(texts: str) -> list[str]:

@@ -39,8 +39,6 @@ class Example:
     """G at which at most 30 % of the lines of the median completion are repeated."""
     step: str = "anchor_included"
     """Function of ``zoo/steps.py`` that is the training step of the drafter to judge."""
-    sequences: str = "zoo/hybrid/sequences/train.safetensors"
-    """Texts that its drafters were trained on."""
 
     def part(self, name: str) -> Path:
         """Path of one of its parts, verified against the manifest.
