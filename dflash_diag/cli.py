@@ -448,9 +448,10 @@ def doctor_verb(
 ) -> int:
     """Name what is wrong with a drafter, by how much each cause counts, and what to do.
 
-    With no options: the embedded example. What can fake everything else is checked first (lossless
-    decoding, the captured states), then the files, every other reading of the weights, and, where
-    they are given, other captures, a training step, and the numbers that a dashboard showed. A
+    With no options: the embedded example (but for its training texts, which the report measures
+    again). What can fake everything else is checked first (lossless decoding, the captured states),
+    then the files, every other reading of the weights, and, where they are given, other captures, a
+    training step, and the numbers that a dashboard showed. A
     cause is found, excluded, not identifiable (with what would settle it) or not tested (with the
     reason). Unlike the verb score, it reports checkpoints that cannot be loaded as they are.
     """
@@ -458,7 +459,7 @@ def doctor_verb(
     from dflash_diag.ahead import ahead
 
     config, refused = _config(locals()), runs.fail_on(fail_on)
-    run = runs.Run.open(config, strict=False)
+    run = runs.Run.open(config, strict=False, brief=True)
     with run.alone(), ahead(run):
         found = run.doctor()
         result = run.result("doctor.causes") if refused else None

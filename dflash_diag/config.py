@@ -117,7 +117,9 @@ class RunConfig(BaseModel):
         """Whether nothing was named, so that the embedded example is meant."""
         return not (self.target or self.drafter or self.prompts or self.capture)
 
-    def resolved(self, *, needs_drafter: bool = True, needs_prompts: bool = True) -> RunConfig:
+    def resolved(
+        self, *, needs_drafter: bool = True, needs_prompts: bool = True, brief: bool = False
+    ) -> RunConfig:
         """The same with paths made absolute and the embedded example filled in.
 
         Parameters
@@ -126,6 +128,9 @@ class RunConfig(BaseModel):
             Whether nothing can be done without one.
         needs_prompts
             Whether training texts cannot stand for prompts.
+        brief
+            Leave out of the example what takes long and names no cause: measuring the training
+            again, and states that would be computed anew.
 
         Raises
         ------
@@ -147,9 +152,9 @@ class RunConfig(BaseModel):
                     "reference": self.reference or str(EXAMPLE.part(EXAMPLE.reference)),
                     "prompts": ",".join(str(data / name) for name, _ in EXAMPLE.prompts),
                     "max_new_tokens": self.max_new_tokens or EXAMPLE.max_new_tokens,
-                    "against": self.against or EXAMPLE.against_specs(),
+                    "against": self.against or EXAMPLE.against_specs(live=not brief),
                     "training_sequences": self.training_sequences
-                    or str(EXAMPLE.part(EXAMPLE.training_sequences)),
+                    or ("" if brief else str(EXAMPLE.part(EXAMPLE.training_sequences))),
                     "training_log": self.training_log or str(EXAMPLE.part(EXAMPLE.training_log)),
                     "step": self.step or EXAMPLE.step_spec(),
                 }

@@ -58,10 +58,11 @@ class Example:
         verify(path)
         return path
 
-    def against_specs(self) -> str:
-        """`against` as an option has it, the captures verified."""
+    def against_specs(self, *, live: bool = True) -> str:
+        """`against` as an option has it, the captures verified; ``live``: also what is computed."""
+        kept = {one: one.startswith("zoo/") for one in self.against}
         return ",".join(
-            str(self.part(one)) if one.startswith("zoo/") else one for one in self.against
+            str(self.part(one)) if kept[one] else one for one in self.against if kept[one] or live
         )
 
     def step_spec(self) -> str:

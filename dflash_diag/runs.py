@@ -282,6 +282,7 @@ class Run:
         strict: bool = True,
         needs_drafter: bool = True,
         needs_prompts: bool = True,
+        brief: bool = False,
     ) -> Run:
         """Check every input that can be checked without the target's weights; write nothing.
 
@@ -293,13 +294,17 @@ class Run:
             Whether nothing can be done without one.
         needs_prompts
             Whether training texts cannot stand for prompts.
+        brief
+            Leave out of the example what takes long and names no cause.
 
         Raises
         ------
         BadInput
             Something given cannot be used.
         """
-        resolved = config.resolved(needs_drafter=needs_drafter, needs_prompts=needs_prompts)
+        resolved = config.resolved(
+            needs_drafter=needs_drafter, needs_prompts=needs_prompts, brief=brief
+        )
         if resolved.device.startswith("cuda"):
             from dflash_diag.targets import resolve_device
 
