@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dflash_diag.runs import Run
     from dflash_diag.scoring import Scores
 
-VERSION = "gap/1"
+VERSION = "gap/2"
 ROWS = 32
 """Rows of each split that are measured again."""
 CONTINUED = 12
@@ -205,6 +205,9 @@ class GapRun:
 
     def not_measured(self) -> list[dict[str, str]]:
         """Factors whose two sides are not both at hand, each with the reason."""
+        from dflash_diag.scoring import score
+        from dflash_diag.targets import DTYPES
+
         rows = []
         if not self.splits:
             lacking = "without them (--training-sequences) and the target (--target)"
@@ -222,8 +225,13 @@ class GapRun:
         rows.append({"factor": "hidden-state backend", "reason": reason})
         trained = self.run.checkpoint(DRAFTER).body.get("dtype")
         used = str(self.drafter.fc.weight.dtype).removeprefix("torch.")
-        if trained not in (None, used):
-            reason = f"Both ends are scored in {used}; the checkpoint is in {trained}."
+        if trained in DTYPES and trained != used:
+            own = self.run.scores(DRAFTER)
+            other = score(self.run.capture, self.run.drafter(DRAFTER, dtype=DTYPES[trained]))
+            reason = (
+                f"Both ends are scored in {used}; the checkpoint is in {trained}. On your prompts "
+                f"scoring in {trained} moves tau by {_tau(other) - _tau(own):+.2f}."
+            )
             rows.append({"factor": "precision", "reason": reason})
         return rows
 

@@ -45,6 +45,7 @@ from dflash_diag.state_runs import StateRun
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
     from dflash_diag.capture import Capture
     from dflash_diag.checkpoints import Checkpoint, TensorProblem
@@ -556,19 +557,24 @@ class Run:
         Capture.load(capture.path, target=self.config.target or None)
         return score(capture, self.drafter(role))
 
-    def drafter(self, role: str, *, strict: bool = True) -> Drafter:
-        """A drafter, loaded under its convention; ``strict`` as in `load_drafter`."""
+    def drafter(
+        self, role: str, *, strict: bool = True, dtype: torch.dtype | None = None
+    ) -> Drafter:
+        """A drafter, loaded under its convention; ``strict`` as in `load_drafter`.
+
+        Without ``dtype`` it is the run's: float32 on a CPU unless another was given.
+        """
         import torch
 
         from dflash_diag.checkpoints import load_drafter
         from dflash_diag.targets import DTYPES, resolve_device
 
         device = resolve_device(self.config.device)
-        dtype = DTYPES.get(self.config.dtype) or (torch.float32 if device.type == "cpu" else None)
+        usual = DTYPES.get(self.config.dtype) or (torch.float32 if device.type == "cpu" else None)
         return load_drafter(
             self.checkpoint(role),
             self.convention(role),
-            dtype=dtype,
+            dtype=dtype or usual,
             device=device,
             strict=strict,
         )
