@@ -20,6 +20,7 @@ candidates, n nodes of a tree, the root not counted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -240,6 +241,21 @@ def definitions(n_proposed: int) -> dict[str, Definition]:
     """`DEFINITIONS` and those of each of D slots, by name."""
     listed = [one for k in range(1, n_proposed + 1) for one in _of_slot(k)]
     return {**DEFINITIONS, **{one.name: one for one in listed}}
+
+
+def definition(name: str) -> Definition:
+    """The definition of a name, whatever its number of slots, candidates or nodes.
+
+    Raises
+    ------
+    KeyError
+        There is no such definition.
+    """
+    number = re.search(r"@(\d+)", name)
+    if name in DEFINITIONS or number is None:
+        return DEFINITIONS[name]
+    n = int(number[1])
+    return {one.name: one for one in (*_candidates([n]), *_of_slot(n))}[name]
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -476,10 +492,10 @@ def _shares() -> Iterable[Definition]:
         )
 
 
-def _candidates() -> Iterable[Definition]:
+def _candidates(numbers: Iterable[int] = WIDTHS) -> Iterable[Definition]:
     for population in POPULATIONS:
         uniform, over = population == "uniform", _OVER[population]
-        for n in WIDTHS:
+        for n in numbers:
             for bonus in (False, True):
                 yield Definition(
                     kind="topk_oracle",

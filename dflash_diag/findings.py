@@ -177,8 +177,9 @@ def _open(found: Alignment, cause: str) -> dict[str, Any]:
         reason = next((u.reason for u in found.untested if u.cause == cause), None)
         return entry(cause, "not_tested", reason or _NOTHING_TO_TRY.get(cause, "not asked for"))
     if all(one.equal for one in tried):
-        names = ", ".join(one.alternative.name for one in tried)
-        text = f"{names}: the same proposals, so that these texts cannot tell."
+        names = "; ".join(one.alternative.name for one in tried[:3])
+        more = f" and {len(tried) - 3} more" if len(tried) > 3 else ""
+        text = f"{names}{more}: the same proposals, so that these texts cannot tell."
         return entry(cause, "not_identifiable", text)
     undecided = [one for one in tried if not one.excluded and not one.equal]
     shown = max(

@@ -11,6 +11,7 @@ from dflash_diag.doctor import backends, files, numbers, training, trust, weight
 from dflash_diag.doctor.merging import FIRST, Entry, is_fault, merged, value_of
 from dflash_diag.doctor.sentences import said, to_do
 from dflash_diag.errors import DiagError
+from dflash_diag.findings import HOPELESS
 from dflash_diag.results import Verdict
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _concluded(
         tau_best=best,
         claims=numbers.claims(run),
         findings=findings,
-        cautions=cautions,
+        cautions=[*cautions, *numbers.contradictions(run)],
     )
 
 
@@ -155,7 +156,9 @@ def _verdict(findings: Sequence[Entry], declared: Mapping[str, Any]) -> Verdict:
         return Verdict.FAIL
     if faults:
         return Verdict.WARN
-    return Verdict.PASS if value_of(declared) is not None else Verdict.INCONCLUSIVE
+    # A drafter that is as good as none is not sound because its cause was not found.
+    hopeless = declared["hi"] is None or declared["hi"] < HOPELESS
+    return Verdict.INCONCLUSIVE if hopeless else Verdict.PASS
 
 
 def _costs(one: Entry) -> bool:

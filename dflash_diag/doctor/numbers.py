@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag.causes import entry
-from dflash_diag.definitions import DEFINITIONS, Definition, definitions
+from dflash_diag.definitions import DEFINITIONS, Definition, definition
 from dflash_diag.diagnostics.base import DRAFTER, Skip
 from dflash_diag.errors import DiagError
 from dflash_diag.gap import WALK
@@ -36,6 +36,17 @@ def explained(run: Run) -> list[Entry]:
     return [*_metric(run), *_data(run)]
 
 
+def contradictions(run: Run) -> list[str]:
+    """Claims that cannot be true together, or that nothing can have printed, in words."""
+    found = []
+    for fit in _fits(run):
+        if fit.contradicts:
+            found.append(f"{fit.claim} contradicts {', '.join(fit.contradicts)}.")
+        elif not fit.fits:
+            found.append(f"{fit.claim} fits no definition.")
+    return found
+
+
 def claims(run: Run) -> list[dict[str, Any]]:
     """Every claim with the definitions that fit it."""
     return [one.to_json() for one in _fits(run)]
@@ -54,15 +65,12 @@ def _metric(run: Run) -> list[Entry]:
     fits = [one for one in _fits(run) if one.fits]
     if not fits:
         return [entry(name, "not_tested", NO_CLAIM) for name in NAMES]
-    known = definitions(run.convention(DRAFTER).n_proposed)
-    read = [(fit, [known[name] for name in fit.fits]) for fit in fits]
+    read = [(fit, [definition(name) for name in fit.fits]) for fit in fits]
     return [
         _population(run, read),
-        _counted("metric.bonus", read, lambda one: not _has_bonus(one), "leave out the bonus"),
-        _counted(
-            "metric.aggregation", read, lambda one: one.average == "macro", "are means by text"
-        ),
-        _counted("metric.tree_definition", read, _is_tree, "count a tree or the top k"),
+        _counted("metric.bonus", read, lambda one: not _has_bonus(one), "without the bonus token"),
+        _counted("metric.aggregation", read, lambda one: one.average == "macro", "a mean by text"),
+        _counted("metric.tree_definition", read, _is_tree, "of a tree or of the top k"),
     ]
 
 
@@ -74,9 +82,10 @@ def _counted(cause: str, read: Read, differs: Callable[[Definition], bool], word
         [fit for fit, one in zip(fits, answers, strict=True) if one == wanted]
         for wanted in ({True}, {True, False}, {False})
     )
-    said = [f"{_listed(certain)} certainly {words}" if certain else ""]
-    said += [f"{_listed(possible)} may {words}" if possible else ""]
-    text = "; ".join(filter(None, said)) or f"{_listed(none)} do not {words}"
+    said = [f"{words[0].upper()}{words[1:]}, certainly: {_listed(certain)}" if certain else ""]
+    said += [f"possibly {words}: {_listed(possible)}" if possible else ""]
+    text = "; ".join(filter(None, said)) or f"Not {words}: {_listed(none)}"
+    text = f"{text[0].upper()}{text[1:]}"
     status = "found" if certain else "not_identifiable" if possible else "excluded"
     return entry(cause, status, f"{text}.")  # type: ignore[arg-type]
 
@@ -99,7 +108,7 @@ def _population(run: Run, read: Read) -> Entry:
     """By the part of the gap that the choice of anchors has, where it was measured."""
     cause = "metric.population"
     by_fit = _counted(
-        cause, read, lambda one: one.population != SERVED.population, "count other anchors"
+        cause, read, lambda one: one.population != SERVED.population, "over all anchors"
     )
     try:
         gap = run.gap()

@@ -158,7 +158,7 @@ def checked(returned: Any, n_anchors: int) -> Output:
     weights = weights.detach().double()
     for name, value in (("loss", loss), ("logits", logits), ("weights", weights)):
         if not bool(value.detach().isfinite().all()):
-            raise StepError(f"its {name} are not finite" if name != "loss" else "its loss is not")
+            raise StepError(f"its {name} {'is' if name == 'loss' else 'are'} not finite")
     if bool((weights < 0).any()):
         raise StepError("some of its weights are negative")
     if target is not None and bool(target.detach().isnan().any()):

@@ -106,6 +106,10 @@ def test_a_drafter_that_cannot_be_scored_is_no_pass():
     assert _verdict(merged([]), unknown) is Verdict.INCONCLUSIVE
 
 
+def test_a_drafter_as_good_as_none_is_no_pass():
+    assert _verdict(merged([]), {"value": 1.02, "lo": 1.0, "hi": 1.05}) is Verdict.INCONCLUSIVE
+
+
 def test_sentence_of_a_fault_that_serving_cannot_undo():
     own = {"value": 2.77, "lo": 2.5, "hi": 3.0}
     cause = found("mask.anchor_included", delta(1.13, 1.0, 1.26), tau_own_reading=own)
@@ -154,7 +158,8 @@ def capture(world, tmp_path_factory):
 def examined(world, tmp_path):
     def run(**options):
         values = {"drafter": str(world / "drafter"), "out": str(tmp_path / "out")} | options
-        opened = Run.open(RunConfig.read({k: str(v) for k, v in values.items()}), strict=False)
+        given = {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
+        opened = Run.open(RunConfig.read(given), strict=False)
         return examine(opened)
 
     return run
@@ -254,12 +259,18 @@ def test_claims_are_read_and_explained(world, capture, tmp_path):
     assert "topk_oracle@4 uniform" in said["claims"][1]["fits"]
     # A streak leaves out the bonus whatever else it counts; dds4 may be a tree, or not even that.
     assert by_cause["metric.bonus"]["status"] == "found"
-    assert "streak = 1.24 certainly" in by_cause["metric.bonus"]["evidence"]
+    assert by_cause["metric.bonus"]["evidence"].startswith("Without the bonus token, certainly: st")
     assert by_cause["metric.tree_definition"]["status"] == "found"
     assert by_cause["metric.aggregation"]["status"] != "found"
     # They explain numbers: the verdict does not depend on them.
     faults = [one for one in named(said["findings"]) if not one.startswith(("metric.", "data."))]
     assert (said["verdict"] in ("FAIL", "WARN")) == bool(faults)
+
+
+def test_claims_of_any_width_and_of_no_sense(capture, examined):
+    said = examined(capture=capture, claims=["dds5=2.0", "dds12=1.0", "ddtree64=2.5"])
+    assert len(said.claims) == 3
+    assert any("dds5 = 2 contradicts" in one for one in said.cautions)
 
 
 def test_the_step_decides_what_weights_leave_open():
