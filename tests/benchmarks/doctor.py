@@ -17,6 +17,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def main() -> None:
             rows_file.open("a") as kept,
         ):
             waiting = [c for c in cases if (c[0], GROUPS[c[0]][c[1]].name) not in known]
-            for row in [*known.values(), *pool.map(call, waiting)]:
+            for row in chain(known.values(), pool.map(call, waiting)):
                 rows.append(row)
                 kept.write(json.dumps(row) + "\n")
                 kept.flush()
