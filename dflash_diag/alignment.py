@@ -40,10 +40,9 @@ from dflash_diag.readings import (
     Surroundings,
     Untested,
     alternatives,
+    beyond,
     coupled,
     numbers_in,
-    swaps,
-    taps_setting,
 )
 from dflash_diag.stats import (
     Estimate,
@@ -62,6 +61,8 @@ SCREENED = 10
 """Anchors a prompt on which a reading is tried first."""
 ALWAYS_WHOLE = frozenset({"position.block_offset"})
 """Causes whose readings are scored on every anchor, because their curve is shown."""
+FURTHEST = 16
+"""Steps that are taken on from a reading that was found."""
 SECOND_LOOKS = 3
 """Causes that are looked for on top of one another."""
 CONTEXT = "hidden.ignored_by_drafter"
@@ -248,19 +249,19 @@ class Aligner:
         return differences(pairs, seed=self.seed, draws=self.draws)
 
     def climb(self, base: Convention, first: Alternative) -> Alternative:
-        """Go on exchanging tapped layers while that helps: any permutation is some exchanges."""
+        """Go on from a reading while that helps.
+
+        Any permutation is some exchanges, and a shift may be larger than those tried at first.
+        """
         best = first
         current = self.sweep.hits(base.override(best.settings), anchors=SCREENED)
-        for _ in base.taps:
-            taps = base.override(best.settings).taps
-            tries = [
-                Alternative(first.cause, (taps_setting(base, swapped),)) for swapped in swaps(taps)
-            ]
+        for _ in range(FURTHEST):
+            tries = beyond(base, best, self.around)
             hits = [self.sweep.hits(base.override(t.settings), anchors=SCREENED) for t in tries]
             gains = [float(np.mean(np.subtract(*accuracies(h, current)))) for h in hits]
-            at = int(np.argmax(gains))
-            if gains[at] <= 0:
+            if not gains or max(gains) <= 0:
                 break
+            at = int(np.argmax(gains))
             best, current = tries[at], hits[at]
         return best
 
@@ -383,7 +384,7 @@ def align(
         if best is None:
             break
         one = best.alternative
-        if one.cause == "layers.order":
+        if one.states is None:
             one = aligner.climb(last.base, one)
         applied.append(one)
         settings = tuple(text for a in applied for text in a.settings)

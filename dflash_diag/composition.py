@@ -78,7 +78,7 @@ class Split(NamedTuple):
         unit = {"accuracy": " in slot accuracy"}.get(self.number, " tokens a round")
         said = f"{self.a} differs from {self.b} by {_signed(total)}{unit}"
         if not self.differs:
-            return f"{said}, which may be chance: there is no difference to explain."
+            return f"{said}, which may be chance."
         return (
             f"{said}: {_signed(composition)} because the target is surer of one than of the other, "
             f"{_signed(rate)} at equal entropy."

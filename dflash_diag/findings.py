@@ -171,8 +171,12 @@ def _open(found: Alignment, cause: str) -> dict[str, Any]:
             else entry(cause, "not_tested", "not asked for")
         )
     if cause == "checkpoint.wrong_target":
-        text = f"Some reading is accepted {_best(found):.2f} tokens a round."
-        return entry(cause, "excluded", text)
+        certain = max(_lows(found), default=0.0)
+        text = f"Some reading is accepted {_best(found):.2f} tokens a round"
+        if certain >= HOPELESS:
+            return entry(cause, "excluded", f"{text}, certainly {certain:.2f}.")
+        text += f", but none certainly {HOPELESS}: a drafter of this target, or luck."
+        return entry(cause, "not_identifiable", text)
     if not tried:
         reason = next((u.reason for u in found.untested if u.cause == cause), None)
         return entry(cause, "not_tested", reason or _NOTHING_TO_TRY.get(cause, "not asked for"))
@@ -262,6 +266,12 @@ def _best(found: Alignment) -> float:
         for value in (r.tau.value, *(t.tau.value for t in r.tried if t.hits.complete))
         if value is not None
     )
+
+
+def _lows(found: Alignment) -> list[float]:
+    """Lower ends of tau, of the declared reading and of those that are certainly better."""
+    rounds = [one.tau for one in found.rounds]
+    return [tau.lo for tau in rounds if tau.lo is not None]
 
 
 def _hopeless(found: Alignment) -> bool:

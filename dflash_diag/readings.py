@@ -146,6 +146,25 @@ def swaps(taps: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield tuple(swapped)
 
 
+def beyond(base: Convention, found: Alternative, around: Surroundings) -> list[Alternative]:
+    """Where to look next once a reading is found: other exchanges, or one step further on.
+
+    Empty for causes whose readings were all tried.
+    """
+    now, cause = base.override(found.settings), found.cause
+    if cause == "layers.order":
+        return [Alternative(cause, (taps_setting(base, taps),)) for taps in swaps(now.taps)]
+    if cause == "position.block_offset":
+        step = 1 if now.position_offset > base.position_offset else -1
+        return [Alternative(cause, (f"position_offset={now.position_offset + step}",))]
+    if cause == "layers.offset":
+        step = 1 if now.taps[0] > base.taps[0] else -1
+        taps = tuple(tap + step for tap in now.taps)
+        there = set(taps) <= set(around.captured)
+        return [Alternative(cause, (taps_setting(base, taps),))] if there else []
+    return []
+
+
 def taps_setting(how: Convention, taps: Iterable[int]) -> str:
     """The setting under which a convention taps these decoder-layer outputs, in this order."""
     shift = 0 if how.layer_id_rule == "output" else 1

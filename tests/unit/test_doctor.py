@@ -290,3 +290,5 @@ def test_without_a_step_training_faults_are_not_identifiable(capture, examined):
     assert statuses["training.noise_on_target_logits"] == "not_identifiable"
     assert statuses["training.loss_mismatch"] == "not_identifiable"
     assert statuses["training.leak"] == "not_tested"
+    # Nor do three prompts tell a drafter of random weights from one of another target.
+    assert statuses["checkpoint.wrong_target"] == "not_identifiable"

@@ -97,6 +97,7 @@ def test_a_wrong_declaration_is_named_and_the_right_reading_restores(
         ("feature_norm=skipped", "feature_norm=once"),
         ("norm_style=one_plus", "norm_style=plain"),
         ("position_offset=-1", "position_offset=0"),
+        ("position_offset=6", "position_offset=0"),  # beyond the shifts that are tried at first
     ],
 )
 def test_a_reading_given_by_hand_is_corrected(setting, back, hybrid_capture):
