@@ -254,9 +254,12 @@ def definitions_of(claim: Claim, line: Line, reading: Reading) -> list[str]:
     """Names of the definitions that a reading stands for: over which anchors, and how averaged."""
     kind, number, bonus = reading
     populations, averages = ["uniform"], ["micro"]
-    if not line.training and kind not in (*UNIFORM_ONLY, *_WALKS_ITSELF):
+    # A tau that was typed in beside a dashboard's numbers may be what a server said.
+    typed = line.source == TYPED and not line.group and kind == "tau"
+    training = claim.means.training if typed else line.training
+    if not training and kind not in (*UNIFORM_ONLY, *_WALKS_ITSELF):
         populations.append("walked")
-    if not line.training and kind in MACRO:
+    if not training and kind in MACRO:
         averages.append("macro")
     if claim.means.population:
         populations = [claim.means.population]

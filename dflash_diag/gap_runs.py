@@ -381,11 +381,15 @@ def _tau(scores: Scores) -> float:
 
 
 def start_of(fits: Sequence[Fit]) -> Fit | None:
-    """The claim to start from: of a training line if there is one, an accepted length if any."""
+    """The claim to start from: of a training line if there is one, an accepted length if any.
 
-    def rank(fit: Fit) -> tuple[bool, int]:
+    A number that a server can have said is the last choice: the way leads there.
+    """
+
+    def rank(fit: Fit) -> tuple[bool, bool, int]:
         usual = [PREFERRED.index(name) for name in fit.fits if name in PREFERRED]
-        return fit.line.split is None, min(usual, default=len(PREFERRED))
+        served = any(" walked" in name for name in fit.fits)
+        return fit.line.split is None, served, min(usual, default=len(PREFERRED))
 
     lengths = [
         fit
