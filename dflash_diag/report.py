@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
@@ -113,10 +114,18 @@ def _executed(run: Run) -> list[Path]:
         progress(len(NOTEBOOKS), "notebooks", unit="page") as stage,
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
-        for path in pool.map(lambda name: execute(name, run), NOTEBOOKS):
+        for path in pool.map(lambda name: _execute_in_thread(name, run), NOTEBOOKS):
             made.append(path)
             stage.update()
     return made
+
+
+def _execute_in_thread(name: str, run: Run) -> Path:
+    """`execute` outside the main thread, whose event loop nobody else would close."""
+    from jupyter_core.utils import ensure_event_loop
+
+    with closing(ensure_event_loop()):
+        return execute(name, run)
 
 
 def execute(name: str, run: Run) -> Path:
