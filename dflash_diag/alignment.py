@@ -5,13 +5,13 @@ as the declared one, each slot against the label that the reading itself assigns
 
 1. A screen over some anchors of every prompt drops the readings that are clearly worse: slot
    accuracy below the declared one's by more than two standard errors, and a gain in tau whose
-   interval ends below `NO_GAIN`. Where one reading is clearly better, it also drops those that are
+   interval ends below `HARMLESS`. Where one reading is clearly better, it also drops those that are
    clearly behind that one: they are aliases at most, and are tried again on top of it.
 2. The others are scored on every anchor. Whether one is better is decided by one statistic, slot
    accuracy by prompt over uniform anchors, with sign-flip tests and Holm's correction over *all*
    readings tried; how much better is walked tau, paired by prompt.
 3. The best one is applied and the rest are tried again on top of it. What gained before and gains
-   no more was an alias of it; what now gains `NO_GAIN` at least is a second cause.
+   no more was an alias of it; what now gains `HARMLESS` at least is a second cause.
 4. What zeros in place of the target's states do is tried like a reading: weights that never learned
    to read the context may do better without it.
 5. Where nothing gains, pairs of fields that stacks get wrong together are tried.
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from dflash_diag.bundle import Capture
+from dflash_diag.causes import HARMLESS
 from dflash_diag.checkpoints import Checkpoint
 from dflash_diag.checkpoints.keys import default_layer_ids
 from dflash_diag.conventions import Convention
@@ -53,8 +54,6 @@ from dflash_diag.stats import (
 )
 from dflash_diag.sweeps import Hits, States, Sweep, accuracies
 
-NO_GAIN = 0.05
-"""Tokens a round: a cause whose gain is certainly below this is excluded (the project's design)."""
 LEVEL = 0.05
 """Chance of naming any cause where there is none, over all readings tried."""
 SCREENED = 10
@@ -97,7 +96,7 @@ class Tried:
     @property
     def excluded(self) -> bool:
         """Whether its gain in tau is certainly negligible."""
-        return not self.found and self.delta.hi is not None and self.delta.hi < NO_GAIN
+        return not self.found and self.delta.hi is not None and self.delta.hi < HARMLESS
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -129,17 +128,17 @@ class Round:
 
     @property
     def best(self) -> Tried | None:
-        """The found reading with the largest gain in tau; on top of others, if it is `NO_GAIN`.
+        """The found reading with the largest gain in tau; on top of others, if it is `HARMLESS`.
 
-        Of several of its cause that gain as much, to within `NO_GAIN`, the first: a norm once
+        Of several of its cause that gain as much, to within `HARMLESS`, the first: a norm once
         rather than twice.
         """
-        least = NO_GAIN if self.settings or self.states != "own" else -np.inf
+        least = HARMLESS if self.settings or self.states != "own" else -np.inf
         found = [one for one in self.tried if one.found and (one.delta.value or 0) >= least]
         if not found:
             return None
         top = max(found, key=lambda one: (one.delta.value or 0, one.gain.value or 0))
-        close = (top.delta.value or 0) - NO_GAIN
+        close = (top.delta.value or 0) - HARMLESS
         same = [one for one in found if one.alternative.cause == top.alternative.cause]
         return next(one for one in same if (one.delta.value or 0) >= close)
 
@@ -203,7 +202,7 @@ class Aligner:
         worse = set()
         for one, delta in self._deltas(screened, screen).items():
             own, other = accuracies(screened[one], screen)
-            if _clearly_positive(other - own) and delta.hi is not None and delta.hi < NO_GAIN:
+            if _clearly_positive(other - own) and delta.hi is not None and delta.hi < HARMLESS:
                 worse.add(one)
         return worse
 

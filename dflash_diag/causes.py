@@ -29,6 +29,8 @@ class Cause:
     remedy: str
 
 
+HARMLESS = 0.05
+"""Tokens a round: an effect that is certainly smaller counts as none (the project's design)."""
 Status = Literal["found", "excluded", "not_identifiable", "not_tested"]
 
 

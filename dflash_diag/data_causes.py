@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash_diag.causes import entry
+from dflash_diag.causes import HARMLESS, entry
 from dflash_diag.composition import ENOUGH, Split, split
 from dflash_diag.stats import LEVEL, Estimate, Floats, bca_apart, prompts_needed
 from dflash_diag.strata import Blocks, excludes_zero, forms_of, kinds_of
 
 DOMAIN, TEMPLATE = "data.domain", "data.template"
-NOTHING = 0.05
-"""Tokens a round: a difference that is certainly smaller explains nothing."""
 
 Named = tuple[str, Blocks]
 
@@ -45,7 +43,7 @@ class Contrast(NamedTuple):
     def nothing(self) -> bool:
         """Whether the difference is certainly next to nothing."""
         lo, hi = self.difference.lo, self.difference.hi
-        return lo is not None and hi is not None and max(-lo, hi) < NOTHING
+        return lo is not None and hi is not None and max(-lo, hi) < HARMLESS
 
     def sentence(self) -> str:
         """The two numbers, in words."""

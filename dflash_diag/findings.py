@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dflash_diag.alignment import CONTEXT, LEVEL, NO_GAIN, Alignment, Round, Tried
-from dflash_diag.causes import CAUSES, entry
+from dflash_diag.alignment import CONTEXT, LEVEL, Alignment, Round, Tried
+from dflash_diag.causes import CAUSES, HARMLESS, entry
 from dflash_diag.conventions import Convention
 from dflash_diag.readings import Alternative
 from dflash_diag.stats import Estimate, prompts_needed, smallest_p
@@ -224,7 +224,7 @@ def _more(one: Tried, found: Alignment) -> str:
     needed = (
         prompts_needed(one.gain, 0.0, comparisons=comparisons)
         if gains
-        else prompts_needed(one.delta, NO_GAIN)
+        else prompts_needed(one.delta, HARMLESS)
     )
     if needed is None:
         return "its gain has no spread to plan by"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash_diag.causes import CAUSES, HARMLESS
 from dflash_diag.diagnostics.base import Inputs, diagnostic, signed
 from dflash_diag.results import Judgement, Result, Verdict
 from dflash_diag.stats import Estimate, few_prompts_note
 
-HARMLESS = 0.05
-"""Tokens a round: a found cause whose gain certainly stays below this is a warning only."""
 STATUS = {
     "found": "found",
     "excluded": "excluded",
@@ -93,7 +92,6 @@ def _said(
             f"{name} drafts best as it is read: no other reading of its weights is accepted more "
             f"than {declared['value']:.2f} tokens a round."
         )
-    from dflash_diag.causes import CAUSES
 
     first = found[0]
     own, delta = first["tau_own_reading"]["value"], estimates["delta"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dflash_diag.causes import HARMLESS
 from dflash_diag.diagnostics.base import (
     NOTHING,
     Inputs,
@@ -14,7 +15,7 @@ from dflash_diag.diagnostics.base import (
     relative,
     signed,
 )
-from dflash_diag.diagnostics.effect import HARMLESS, delta_tau
+from dflash_diag.diagnostics.effect import delta_tau
 from dflash_diag.diagnostics.reference import doubt, doubted
 from dflash_diag.diagnostics.state_identity import broken_capture
 from dflash_diag.divergence import FACTOR

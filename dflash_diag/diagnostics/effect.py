@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dflash_diag.causes import HARMLESS
 from dflash_diag.diagnostics.base import (
     NOTHING,
     Inputs,
@@ -19,9 +20,6 @@ from dflash_diag.results import Judgement, Result, Verdict, worst
 from dflash_diag.stats import Estimate
 
 COLUMNS = ["side", "prompt", "position", "margin_a", "margin_b", "limit", "decisive"]
-HARMLESS = 0.05
-"""Tokens a round below which a change of tau counts as none: what a comparison of drafters takes
-as no difference."""
 FEW = 0.02
 """Share of the target's choices that may flip by more than rounding: nothing is known to depend on
 it, so that beyond it a person should look."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash_diag.causes import HARMLESS
 from dflash_diag.diagnostics.base import Inputs, diagnostic, estimate
 from dflash_diag.gap import READING, UNEXPLAINED, WITHOUT_TEXTS
 from dflash_diag.gap_words import headline, sentence, signed, title
 from dflash_diag.results import Judgement, Result, Verdict
 
-HARMLESS = 0.05
-"""Tokens a round below which a part of the gap counts as none, as elsewhere."""
 COLUMNS = ["part", "factors", "before", "change", "lo", "hi", "lo_order", "hi_order", "after"]
 COLUMNS += ["sentence"]
 

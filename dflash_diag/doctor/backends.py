@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_diag.causes import Status, entry
+from dflash_diag.causes import HARMLESS, Status, entry
 from dflash_diag.diagnostics.base import NOTHING, Skip, signed
-from dflash_diag.diagnostics.effect import HARMLESS, delta_tau
+from dflash_diag.diagnostics.effect import delta_tau
 from dflash_diag.stats import Estimate
 
 if TYPE_CHECKING:

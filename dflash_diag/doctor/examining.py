@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dflash_diag.causes import HARMLESS
 from dflash_diag.diagnostics.base import DRAFTER
 from dflash_diag.doctor import backends, files, numbers, training, trust, weights
 from dflash_diag.doctor.merging import FIRST, Entry, is_fault, merged, value_of
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from dflash_diag.runs import Run
 
 SCHEMA = "dflash_diag.doctor/1"
-HARMLESS = 0.05
-"""Tokens a round: a found cause whose effect certainly stays below this is a warning only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +120,10 @@ def _concluded(
         [declared, *(one["tau_own_reading"] for one in findings if _is_gain(one))],
         key=lambda tau: value_of(tau) or 0.0,
     )
+    suspicious = files.suspicious(run, findings)
     verdict = _verdict(findings, declared)
+    if suspicious and verdict is Verdict.PASS:
+        verdict = Verdict.WARN
     name = run.name(DRAFTER)
     return Examination(
         name=name,
@@ -132,7 +134,7 @@ def _concluded(
         tau_best=best,
         claims=numbers.claims(run),
         findings=findings,
-        cautions=[*cautions, *numbers.contradictions(run)],
+        cautions=[*cautions, *suspicious, *numbers.contradictions(run)],
     )
 
 

@@ -8,6 +8,8 @@ from dflash_diag.causes import Status, entry
 from dflash_diag.diagnostics.base import DRAFTER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dflash_diag.doctor.merging import Entry
     from dflash_diag.runs import Run
 
@@ -35,3 +37,14 @@ def static(run: Run) -> list[Entry]:
         entry(cause, "excluded", "The files show nothing of it.") for cause in CERTAIN - named
     ]
     return entries
+
+
+def suspicious(run: Run, findings: Sequence[Entry]) -> list[str]:
+    """Warnings of the files about causes that nothing has decided, in words."""
+    left = {one["cause"] for one in findings if one["status"] in ("not_identifiable", "not_tested")}
+    return [
+        f"The files are suspicious: {one['text']}"
+        for check in run.static(DRAFTER)
+        for one in check["findings"]
+        if one["severity"] == "warn" and one["cause"] in left
+    ]

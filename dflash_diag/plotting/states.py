@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dflash_diag.causes import HARMLESS
 from dflash_diag.plotting.pieces import (
     BAD,
     FAINT,
@@ -38,7 +39,6 @@ SIDES = (
 """Sides in their order; after the last they start again."""
 LIMIT = 2.0
 """Noise floors from which a difference is none of rounding."""
-HARMLESS = 0.05
 NOTED = 3
 """Wrong layers that are named in the figure; the table names all."""
 

@@ -113,7 +113,8 @@ def test_every_figure_on_a_notebooks_page_is_followed_by_its_table(site):
             for one in Tags((site / f"{name}.html").read_text()).names()
             if one in ("figure", "table")
         ]
-        assert "figure" in names
+        skipped = "SKIPPED" in (site / f"{name}.html").read_text()
+        assert "figure" in names or skipped
         for this, after in zip(names, [*names[1:], ""], strict=True):
             assert this != "figure" or after == "table"
 
@@ -142,7 +143,7 @@ def test_the_front_page_says_verdict_number_interval_and_reference(site):
     tau = summary["scores"]["drafter"]["tau"]["walked_micro"]
     for needle in (summary["verdict"], f"{tau['value']:.2f}", "interval", "reference gets"):
         assert needle in html
-    assert html.count("<figure>") == len(report.KEY_FIGURES) == 5
+    assert html.count("<figure>") == len(report.KEY_FIGURES) == 6
     assert "hidden states against torch/bfloat16" in html
 
 
