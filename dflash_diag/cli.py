@@ -440,7 +440,7 @@ def doctor_verb(
     dtype: Dtype = "auto",
     backend: Backend = "auto",
     chat_template_kwargs: TemplateKwargs = "",
-    lossless_prompts: LosslessPrompts = 8,
+    lossless_prompts: LosslessPrompts = 6,
     seed: Seed = 0,
     fail_on: FailOn = "none",
     json: Json = "",

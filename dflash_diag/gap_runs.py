@@ -225,7 +225,7 @@ class GapRun:
         rows.append({"factor": "hidden-state backend", "reason": reason})
         trained = self.run.checkpoint(DRAFTER).body.get("dtype")
         used = str(self.drafter.fc.weight.dtype).removeprefix("torch.")
-        if trained in DTYPES and trained != used:
+        if self.splits and trained in DTYPES and trained != used:
             own = self.run.scores(DRAFTER)
             other = score(self.run.capture, self.run.drafter(DRAFTER, dtype=DTYPES[trained]))
             reason = (
