@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -631,8 +631,9 @@ def _may_open() -> bool:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors become one line on standard error."""
+    signals = _Interruptible()
     try:
-        with _terminated_is_interrupted():
+        with signals:
             code = app(
                 args=None if arguments is None else list(arguments),
                 prog_name="dflash-diag",
@@ -645,6 +646,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _say(f"{error.format_message()} (see --help)", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except Exception:
+        if not signals.stopped:
+            raise
+        code = 130
     if code == 130:
         return _say("interrupted; resume with the same command", INTERRUPTED, kind="stopped")
     return code or DONE
@@ -655,22 +660,30 @@ def _say(message: str, code: int, kind: str = "error") -> int:
     return code
 
 
-class _terminated_is_interrupted:  # noqa: N801 - used like a function
-    """While it lasts, SIGTERM (a scheduler's stop) is treated like Ctrl-C."""
+class _Interruptible:
+    """While it lasts, SIGTERM (a scheduler's stop) is treated like Ctrl-C, and both are remembered.
 
-    def __enter__(self) -> None:
-        self._before: Callable[..., Any] | int | None = None
+    A library that is reading a file may turn the interruption into an error of its own.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+    def __enter__(self) -> _Interruptible:
+        self.stopped = False
+        self._before: dict[int, Any] = {}
         try:
-            self._before = signal.signal(signal.SIGTERM, self._interrupt)
+            for one in self.SIGNALS:
+                self._before[one] = signal.signal(one, self._interrupt)
         except ValueError:  # not the main thread: signals stay as they are
-            self._before = None
+            pass
+        return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        for one, before in self._before.items():
+            signal.signal(one, before)
 
-    @staticmethod
-    def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    def _interrupt(self, _signal: int, _frame: FrameType | None) -> NoReturn:
+        self.stopped = True
         raise KeyboardInterrupt
 
 

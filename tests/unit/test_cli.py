@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -620,3 +621,25 @@ def test_help_is_fast_and_loads_nothing_heavy():
     assert done.stderr == ""
     assert "report" in done.stdout
     assert seconds < 5  # the target is 0.5 s; a busy machine must not fail this
+
+
+def test_an_interruption_that_became_another_error_is_still_one(score, monkeypatch):
+    def read(*_args, **_options):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise ValueError("could not determine the shape") from error
+
+    monkeypatch.setattr(runs.Run, "open", read)
+    code, _, err = score()
+    assert code == 3
+    assert err == "stopped: interrupted; resume with the same command\n"
+
+
+def test_other_errors_are_not_taken_for_interruptions(score, monkeypatch):
+    def fail(*_args, **_options):
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(runs.Run, "open", fail)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        score()
