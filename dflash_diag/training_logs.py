@@ -276,8 +276,8 @@ def _named(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
         groups[name], metrics[name] = group or "train", metric
         known[name] = read_name(metric).known
     if not any(known.values()):
-        shown = ", ".join(list(known)[:6]) or "no number"
-        raise BadInput(f"{path} has no acceptance number, only {shown}", _EXPECTED)
+        shown = f", only {', '.join(list(known)[:6])}" if known else ""
+        raise BadInput(f"{path} has no acceptance number{shown}", _EXPECTED)
     columns = {"phase": phases, "group": groups, "metric": metrics, "known": known}
     named = frame.assign(**{key: frame["name"].map(of) for key, of in columns.items()})
     return named[["step", "phase", "group", "metric", "value", "known"]]

@@ -223,8 +223,8 @@ def _numbers(
     except ValueError:
         whole = False
     if not whole or (length is not None and len(found) != length):
-        wanted = f"{length} whole numbers" if length else "a list of whole numbers"
-        raise BadInput(f"{where}: {name} is not that", wanted)
+        wanted = f"{length} whole numbers" if length else "a list of whole numbers, not empty"
+        raise BadInput(f"{where}: {name} is something else", wanted)
     return found.astype(np.int64)
 
 

@@ -94,10 +94,10 @@ def test_a_prefix_beside_a_mask_tells_what_was_written(tmp_path):
     [
         ([], "no row"),
         ([{"tokens": [1, 2]}], "no prefix and no loss_mask"),
-        ([{"tokens": [1, 2.5], "prefix": 1}], "tokens is not that"),
-        ([{"tokens": [1, 2], "loss_mask": [1]}], "loss_mask is not that"),
+        ([{"tokens": [1, 2.5], "prefix": 1}], "tokens is something else"),
+        ([{"tokens": [1, 2], "loss_mask": [1]}], "loss_mask is something else"),
         ([{"tokens": [1, 2], "prefix": 2}], "nothing in it is learned"),
-        ([{"tokens": [[1], [2]], "prefix": 1}], "tokens is not that"),
+        ([{"tokens": [[1], [2]], "prefix": 1}], "tokens is something else"),
         ([row(anchors=[99])], "outside of the 12 tokens"),
         ([row(documents=[0, 1] * 6)], "has a gap"),
         ([3], "no JSON object"),
