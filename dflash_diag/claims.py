@@ -255,7 +255,8 @@ def definitions_of(claim: Claim, line: Line, reading: Reading) -> list[str]:
     kind, number, bonus = reading
     populations, averages = ["uniform"], ["micro"]
     # A tau that was typed in beside a dashboard's numbers may be what a server said.
-    typed = line.source == TYPED and not line.group and kind == "tau"
+    alone = line.source == TYPED and not line.group and not claim.means.population
+    typed = alone and kind == "tau"
     training = claim.means.training if typed else line.training
     if not training and kind not in (*UNIFORM_ONLY, *_WALKS_ITSELF):
         populations.append("walked")

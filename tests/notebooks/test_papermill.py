@@ -113,10 +113,10 @@ def test_every_figure_on_a_notebooks_page_is_followed_by_its_table(site):
             for one in Tags((site / f"{name}.html").read_text()).names()
             if one in ("figure", "table")
         ]
-        skipped = "SKIPPED" in (site / f"{name}.html").read_text()
-        assert "figure" in names or skipped
-        for this, after in zip(names, [*names[1:], ""], strict=True):
-            assert this != "figure" or after == "table"
+        # A page whose question was not asked has nothing to draw.
+        assert "figure" in names or "SKIPPED" in (site / f"{name}.html").read_text()
+        for at, this in enumerate(names):
+            assert this != "figure" or names[at + 1] == "table"
 
 
 def test_links_lead_somewhere(site):
