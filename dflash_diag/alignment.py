@@ -392,7 +392,6 @@ def align(
         again = [t for t in asked(alternatives(base, around)[0]) if t.cause not in used]
         rounds.append(aligner.round(base, settings, again, one.states or last.states))
     asks_context = wanted is None or CONTEXT in wanted
-    asks_context = wanted is None or CONTEXT in wanted
     return Alignment(
         rounds=rounds,
         applied=applied,

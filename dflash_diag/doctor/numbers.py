@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dflash_diag.causes import entry
+from dflash_diag.causes import Status, entry
 from dflash_diag.definitions import DEFINITIONS, Definition, definition
 from dflash_diag.diagnostics.base import DRAFTER, Skip
 from dflash_diag.errors import DiagError
@@ -86,8 +86,8 @@ def _counted(cause: str, read: Read, differs: Callable[[Definition], bool], word
     said += [f"possibly {words}: {_listed(possible)}" if possible else ""]
     text = "; ".join(filter(None, said)) or f"Not {words}: {_listed(none)}"
     text = f"{text[0].upper()}{text[1:]}"
-    status = "found" if certain else "not_identifiable" if possible else "excluded"
-    return entry(cause, status, f"{text}.")  # type: ignore[arg-type]
+    status: Status = "found" if certain else "not_identifiable" if possible else "excluded"
+    return entry(cause, status, f"{text}.")
 
 
 def _listed(fits: Sequence[Fit], most: int = 4) -> str:
@@ -112,15 +112,15 @@ def _population(run: Run, read: Read) -> Entry:
     )
     try:
         gap = run.gap()
-    except (Skip, DiagError):
-        return by_fit
+    except (Skip, DiagError) as why:
+        return {**by_fit, "evidence": f"{by_fit['evidence']} The gap is not measured: {why}"}
     for bar in gap["bars"]:
         if WALK in bar["factors"] and by_fit["status"] != "excluded":
             numbers = {key: bar[key] for key in ("value", "lo", "hi")}
             certain = bar["lo"] is not None and not bar["lo"] <= 0 <= bar["hi"]
-            status = "found" if certain else "not_identifiable"
+            status: Status = "found" if certain else "not_identifiable"
             text = f"{by_fit['evidence']} {sentence(bar, gap)}"
-            return entry(cause, status, text, delta=_turned(numbers))  # type: ignore[arg-type]
+            return entry(cause, status, text, delta=_turned(numbers))
     return by_fit
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dflash_diag.stats import Estimate
 
 OPEN: dict[Verdict, Status] = {
+    Verdict.ERROR: "not_tested",
     Verdict.INCONCLUSIVE: "not_identifiable",
     Verdict.WARN: "not_identifiable",
     Verdict.PASS: "excluded",
