@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from score_table import Scores
 
 from dflash_diag import definitions
 from dflash_diag.bounds import Bounds, Number, Reading
@@ -18,24 +23,6 @@ V = 24
 SLOW = settings(
     max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-
-
-@dataclass
-class Scores:
-    """The columns that definitions read; see `dflash_diag.scoring.Scores`."""
-
-    prompt_ids: list
-    prompt: np.ndarray
-    anchor: np.ndarray
-    labels: np.ndarray
-    proposed: np.ndarray
-    rank: np.ndarray
-    topk_logprobs: np.ndarray
-    block_size: int
-    valid: np.ndarray | None = None
-    unscored: list = field(default_factory=list)
-    convention: dict = field(default_factory=dict)
-    provenance: dict = field(default_factory=dict)
 
 
 @st.composite

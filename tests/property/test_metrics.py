@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import sys
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from score_table import Scores
+
 from dflash_diag.metrics import accepted, measure, per_prompt, ratios, score_json, walked
 from dflash_diag.stats import Ratio
 
 BUDGETS = (1, 4, 8, 16, 64)
-
-
-@dataclass
-class Scores:
-    """The columns that metrics read; see `dflash_diag.scoring.Scores`."""
-
-    prompt_ids: list
-    prompt: np.ndarray
-    anchor: np.ndarray
-    labels: np.ndarray
-    proposed: np.ndarray
-    rank: np.ndarray
-    topk_logprobs: np.ndarray
-    block_size: int
-    unscored: list = field(default_factory=list)
-    convention: dict = field(default_factory=dict)
-    provenance: dict = field(default_factory=dict)
 
 
 @st.composite

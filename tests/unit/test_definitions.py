@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from score_table import Scores
 
 from dflash_diag import definitions, metrics
 from dflash_diag.definitions import DEFINITIONS, Statistic, Table
@@ -15,24 +21,6 @@ from dflash_diag.trees import ddtree_depths
 D = 4
 V = 24
 """More than the widest oracle, so that a tree of 16 nodes is exact."""
-
-
-@dataclass
-class Scores:
-    """The columns that definitions read; see `dflash_diag.scoring.Scores`."""
-
-    prompt_ids: list
-    prompt: np.ndarray
-    anchor: np.ndarray
-    labels: np.ndarray
-    proposed: np.ndarray
-    rank: np.ndarray
-    topk_logprobs: np.ndarray
-    block_size: int = D + 1
-    valid: np.ndarray | None = None
-    unscored: list = field(default_factory=list)
-    convention: dict = field(default_factory=dict)
-    provenance: dict = field(default_factory=dict)
 
 
 def made(seed: int = 0, sizes=(9, 5, 14)) -> Scores:
@@ -49,6 +37,7 @@ def made(seed: int = 0, sizes=(9, 5, 14)) -> Scores:
         proposed=np.full_like(rank, 50),
         rank=rank,
         topk_logprobs=logits - np.log(np.exp(logits).sum(-1, keepdims=True)),
+        block_size=D + 1,
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass, field
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from score_table import Scores
 
 from dflash_diag.errors import BadInput
 from dflash_diag.metrics import (
@@ -25,24 +29,6 @@ from dflash_diag.metrics import (
 from dflash_diag.stats import differences, estimates
 
 CURVES = Path(__file__).parents[2] / "data" / "published_survival_curves.csv"
-
-
-@dataclass
-class Scores:
-    """The columns that metrics read; see `dflash_diag.scoring.Scores`."""
-
-    prompt_ids: list
-    prompt: np.ndarray
-    anchor: np.ndarray
-    labels: np.ndarray
-    proposed: np.ndarray
-    rank: np.ndarray
-    topk_logprobs: np.ndarray
-    block_size: int
-    unscored: list = field(default_factory=list)
-    valid: np.ndarray | None = None
-    convention: dict = field(default_factory=dict)
-    provenance: dict = field(default_factory=dict)
 
 
 # One row an anchor: the rank of both labels. Rank 0 is a hit, since the top choice is proposed.
