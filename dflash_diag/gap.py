@@ -11,7 +11,7 @@ Data change in steps, from texts that were trained on to held-out texts, to the 
 text after the same beginnings, to the user's prompts; one step cannot be taken before the last.
 Decoding is followed only through text that the target generates, and never visits a prompt.
 
-Only data, reading and noise need the drafter (`Level.replayed`); the rest is arithmetic.
+Only data, reading, noise and precision need the drafter (`Level.replayed`); the rest is arithmetic.
 
 Symbols: N texts, R draws, S numbers.
 """
@@ -34,13 +34,15 @@ SERVED = "tau uniform"
 """Serving's definition; over the anchors that decoding visits it is the walked tau."""
 METRIC, REGION, WALK = "metric definition", "prompt region", "anchor population"
 UNSEEN, GREEDY, PROMPTS = "data: unseen texts", "data: own greedy text", "data: your prompts"
-READING, NOISE = "mask and convention", "training noise"
+READING, NOISE, PRECISION = "mask and convention", "training noise", "precision"
 UNEXPLAINED = "unexplained"
 WITHOUT_TEXTS = "training texts and the unexplained"
 """What is unexplained where there are no training texts to measure again."""
 NONE = Shares((), {}, 1)
 """Where the two ends do not differ."""
-FACTORS = (METRIC, REGION, WALK, UNSEEN, GREEDY, PROMPTS, READING, NOISE)
+DRAFTED = frozenset({READING, NOISE, PRECISION})
+"""Factors for which the drafter runs again."""
+FACTORS = (METRIC, PRECISION, REGION, WALK, UNSEEN, GREEDY, PROMPTS, READING, NOISE)
 """In the order in which they are shown."""
 
 
@@ -56,8 +58,8 @@ class Level:
     """The member of that population that a text comes from, by the text's id."""
     generated: bool
     """Whether the target says this text, so that decoding can be followed through it."""
-    replayed: Callable[[bool, bool], Replayed]
-    """Its blocks, by whether the reading is serving's and whether the noise is off."""
+    replayed: Callable[[State], Replayed]
+    """Its blocks, by which of `DRAFTED` are serving's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +78,8 @@ class World:
     """Whether the trainer's reading differs from serving's."""
     noise: bool = False
     """Whether the trainer put noise on the states."""
+    precision: bool = False
+    """Whether the trainer computed in another precision."""
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
@@ -88,6 +92,7 @@ class World:
             WALK: not (self.definition.population == "walked" and self.levels[0].generated),
             READING: self.readings,
             NOISE: self.noise,
+            PRECISION: self.precision,
         }
         data = {level.factor for level in self.levels if level.factor}
         return [f for f in FACTORS if differs.get(f, f in data)]
@@ -97,17 +102,20 @@ class World:
         steps = [level.factor in state for level in self.levels if level.factor]
         if steps != sorted(steps, reverse=True):
             return False
+        if PRECISION in self.factors and PRECISION not in state:
+            # Low precision can be slow here, so that of training is kept to the first texts.
+            return not any(steps) and not {READING, NOISE} & state
         follows = self._level(state).generated and not self._prompt_too(state)
         return follows or not self._walks(state)
 
     def measure(self, state: State) -> tuple[Level, Statistic, list[int]]:
         """The number in a state, with the member that each of its texts comes from."""
         level = self._level(state)
-        of = (READING in state or not self.readings, NOISE in state or not self.noise)
+        of = DRAFTED & state
         rows = {"walk": self._walks(state), "prompt_too": self._prompt_too(state)}
-        key = (level.factor, *of, *rows.values())
+        key = (level.factor, of, *rows.values())
         if key not in self._kept:
-            self._kept[key] = level.replayed(*of).rows(**rows)
+            self._kept[key] = level.replayed(of).rows(**rows)
         scores = self._kept[key]
         name = SERVED if METRIC in state else uniform(self.definition)
         members = [level.member[scores.prompt_ids[i]] for i in np.unique(scores.prompt)]

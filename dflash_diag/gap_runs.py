@@ -21,9 +21,21 @@ from dflash_diag.alignment import CONTEXT
 from dflash_diag.claims import LOGGED, Fit, judge
 from dflash_diag.definitions import DEFINITIONS, Definition
 from dflash_diag.diagnostics.base import DRAFTER, Skip
-from dflash_diag.gap import GREEDY, PROMPTS, UNSEEN, Gap, Level, World, decompose
+from dflash_diag.gap import (
+    GREEDY,
+    NOISE,
+    PRECISION,
+    PROMPTS,
+    READING,
+    UNSEEN,
+    Gap,
+    Level,
+    World,
+    decompose,
+)
 from dflash_diag.prompts import Prompt
 from dflash_diag.replay import Context, Passage, Replayed, replay
+from dflash_diag.shapley import State
 from dflash_diag.stats import Estimate
 from dflash_diag.training_logs import LAST, read_training_log
 from dflash_diag.training_sequences import (
@@ -42,10 +54,11 @@ from dflash_diag.training_sequences import (
 if TYPE_CHECKING:
     from dflash_diag.bundle import Capture
     from dflash_diag.conventions import Convention
+    from dflash_diag.drafter import Drafter
     from dflash_diag.runs import Run
     from dflash_diag.scoring import Scores
 
-VERSION = "gap/2"
+VERSION = "gap/3"
 ROWS = 32
 """Rows of each split that are measured again."""
 CONTINUED = 12
@@ -150,7 +163,7 @@ class GapRun:
         """Every definition on each split, under the trainer's own reading."""
         splits = {}
         for name in self.splits:
-            scores = self.replayed(self.passages(name), False, False).scores
+            scores = self.trained(name).scores
             found = definitions.measure(scores, seed=self.run.seed, draws=self.run.draws)
             splits[name] = {
                 "n_texts": len(scores.prompt_ids),
@@ -172,7 +185,8 @@ class GapRun:
             "noise": self.noise,
             "labels": self.rule.labels,
             "anchors": "stored" if any(t.anchors is not None for t in texts) else "drawn",
-            "dtype": str(self.drafter.fc.weight.dtype).removeprefix("torch."),
+            "dtype": _dtype(self.trainer),
+            "served_dtype": _dtype(self.drafter),
         }
 
     def decomposed(self, claim: Fit | None) -> dict[str, Any]:
@@ -187,6 +201,7 @@ class GapRun:
             prompt_too=self.prompt_too,
             readings=self.context != "own" or self.reading != self.drafter.convention,
             noise=self.noise > 0,
+            precision=_dtype(self.trainer) != _dtype(self.drafter),
         )
         value = claim.claim.value if claim else None
         found = decompose(world, value, seed=self.run.seed, draws=self.run.draws)
@@ -205,9 +220,6 @@ class GapRun:
 
     def not_measured(self) -> list[dict[str, str]]:
         """Factors whose two sides are not both at hand, each with the reason."""
-        from dflash_diag.scoring import score
-        from dflash_diag.targets import DTYPES
-
         rows = []
         if not self.splits:
             lacking = "without them (--training-sequences) and the target (--target)"
@@ -223,17 +235,17 @@ class GapRun:
             change = _tau(other) - _tau(own)
             reason += f" On your prompts those of {name} move tau by {change:+.2f}."
         rows.append({"factor": "hidden-state backend", "reason": reason})
-        trained = self.run.checkpoint(DRAFTER).body.get("dtype")
-        used = str(self.drafter.fc.weight.dtype).removeprefix("torch.")
-        if self.splits and trained in DTYPES and trained != used:
-            own = self.run.scores(DRAFTER)
-            other = score(self.run.capture, self.run.drafter(DRAFTER, dtype=DTYPES[trained]))
-            reason = (
-                f"Both ends are scored in {used}; the checkpoint is in {trained}. On your prompts "
-                f"scoring in {trained} moves tau by {_tau(other) - _tau(own):+.2f}."
-            )
-            rows.append({"factor": "precision", "reason": reason})
         return rows
+
+    @cached_property
+    def trainer(self) -> Drafter:
+        """The drafter in the precision of its checkpoint, which is taken for that of training."""
+        from dflash_diag.targets import DTYPES
+
+        dtype = DTYPES.get(str(self.run.checkpoint(DRAFTER).body.get("dtype")))
+        if dtype in (None, self.drafter.fc.weight.dtype):
+            return self.drafter
+        return self.run.drafter(DRAFTER, dtype=dtype)
 
     # --- texts ------------------------------------------------------------------------------------
 
@@ -356,23 +368,35 @@ class GapRun:
             member = {passage.prompt.id: i for i, passage in enumerate(passages)}
 
         @cache
-        def replayed(served: bool, quiet: bool) -> Replayed:
-            return self.replayed(passages, served, quiet)
+        def replayed(served: State) -> Replayed:
+            if not (served or generated):
+                return self.trained(population)
+            return self.replayed(passages, served)
 
         return Level(factor, population, member, generated, replayed)
 
-    def replayed(self, passages: Sequence[Passage], served: bool, quiet: bool) -> Replayed:
-        """The drafter on some texts, as it was trained or as it is served."""
+    @cache  # noqa: B019 - as long as the run
+    def trained(self, name: str) -> Replayed:
+        """The texts of one split as the trainer measures them."""
+        return self.replayed(self.passages(name), frozenset())
+
+    def replayed(self, passages: Sequence[Passage], served: State) -> Replayed:
+        """The drafter on some texts, as it was trained but for what is ``served``."""
         drawn = [len(one.anchors) for one in passages if one.anchors is not None]
+        drafter = self.drafter if PRECISION in served else self.trainer
         return replay(
-            self.drafter if served else self.drafter.under(self.reading),
+            drafter if READING in served else drafter.under(self.reading),
             passages,
             labels=self.rule.labels if drawn else "tokens",
-            noise=0.0 if quiet else self.noise,
-            context="own" if served else self.context,
+            noise=0.0 if NOISE in served else self.noise,
+            context="own" if READING in served else self.context,
             together=self.rule.count,
             seed=self.run.seed,
         )
+
+
+def _dtype(drafter: Drafter) -> str:
+    return str(drafter.fc.weight.dtype).removeprefix("torch.")
 
 
 def _tau(scores: Scores) -> float:

@@ -9,6 +9,7 @@ from dflash_diag.gap import (
     GREEDY,
     METRIC,
     NOISE,
+    PRECISION,
     PROMPTS,
     READING,
     REGION,
@@ -31,6 +32,7 @@ TITLES = {
     PROMPTS: "your prompts",
     READING: "serving's mask and convention",
     NOISE: "noise in training",
+    PRECISION: "precision",
 }
 """What a part is called in a plot."""
 
@@ -81,6 +83,9 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = {
     GREEDY: lambda _: (
         "What the target itself says greedily in place of the stored text, after the same "
         "beginnings"
+    ),
+    PRECISION: lambda record: (
+        f"Training computed in {record['dtype']}, here it is {record['served_dtype']}"
     ),
     PROMPTS: lambda _: "Your prompts in place of the beginnings of the training texts",
     READING: _reading,

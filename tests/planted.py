@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dflash_diag.bundle import Capture, manifest_text
+from dflash_diag.hidden_states import recorded
 from dflash_diag.paths import data_dir
 from dflash_diag.storage import read_json, sha256_file
+from dflash_diag.targets import load_target
 
 HYBRID = data_dir() / "zoo" / "hybrid"
 FULL = data_dir() / "zoo" / "full"
@@ -92,6 +94,26 @@ def changed_capture(
         manifest[f"states/{i:05d}.safetensors"] = sha256_file(file)
     (out / "manifest.json").write_text(manifest_text(manifest))
     return out
+
+
+def moved_capture(source: Path, folder: Path, by: int) -> Path:
+    """A copy of the example's capture whose states the target made with later positions."""
+    capture, target = Capture.load(source), load_target(str(HYBRID / "target"), device="cpu")
+
+    def change(before: Sequence[States]) -> Sequence[States]:
+        return [
+            {layer: value.to(known[layer].dtype) for layer, value in again(i, known).items()}
+            for i, known in enumerate(before)
+        ]
+
+    def again(i: int, layers: Iterable[int]) -> States:
+        ids = capture.tokens(i)[None]
+        at = torch.arange(by, by + ids.shape[1])[None]
+        with torch.inference_mode(), recorded(target.parts, layers) as made:
+            target.logits(ids, attention_mask=torch.ones_like(ids), position_ids=at)
+        return {layer: value[0] for layer, value in made.items()}
+
+    return changed_capture(source, folder, change)
 
 
 # --- weights ----------------------------------------------------------------------------------
@@ -400,6 +422,7 @@ HEALTHY = (
     Case(name="reference, other prompts", drafter="reference", capture="others"),
     Case(name="healthy, random tokens", capture="random"),
     Case(name="healthy, longer", capture="longer"),
+    Case(name="all positions moved by 1000", capture="moved"),
     Case(name="healthy, other resamples", options={"seed": 7}),
     Case(name="full attention", drafter="full/drafter", capture="full"),
     Case(

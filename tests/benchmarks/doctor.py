@@ -77,7 +77,10 @@ def captures(folder: Path) -> dict[str, Path]:
             layers="all",
             silent=True,
         )
-    return {name: folder / name for name in plans}
+    moved = folder / "moved" / "capture"
+    if not moved.is_dir():
+        planted.moved_capture(folder / "default", moved.parent, by=1_000)
+    return {name: folder / name for name in plans} | {"moved": moved}
 
 
 def run_case(at: tuple[str, int], *, made: dict[str, Path], threads: int) -> dict[str, Any]:

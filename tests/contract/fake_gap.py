@@ -9,7 +9,8 @@ HOW = {
     "noise": 0.0,
     "labels": "tokens",
     "anchors": "stored",
-    "dtype": "float32",
+    "dtype": "bfloat16",
+    "served_dtype": "float32",
 }
 
 
@@ -58,5 +59,5 @@ def gap() -> dict:
             bar(["mask and convention"], -1.5, 0.1, 0.4),
         ],
         **HOW,
-        "not_measured": [{"factor": "precision", "reason": "Both ends are <i>float32</i>."}],
+        "not_measured": [{"factor": "hidden-state backend", "reason": "Computed <i>here</i>."}],
     }

@@ -12,6 +12,7 @@ from dflash_diag.gap import (
     GREEDY,
     METRIC,
     NOISE,
+    PRECISION,
     PROMPTS,
     READING,
     REGION,
@@ -62,8 +63,8 @@ def level(factor, population, make, n_texts, *, generated):
     """``make(served, quiet)`` gives accepted lengths."""
     member = {f"{population}{i}": i for i in range(n_texts)}
 
-    def replayed(served, quiet):
-        return table(n_texts, make(served, quiet), name=population)
+    def replayed(served):
+        return table(n_texts, make(READING in served, NOISE in served), name=population)
 
     return Level(factor, population, member, generated, replayed)
 
@@ -112,6 +113,27 @@ def test_effects_that_add_up_are_found_exactly():
     assert all(bar.lo_order == pytest.approx(bar.hi_order) for bar in found.bars)
 
 
+def test_the_precision_of_training_is_asked_for_once_and_first():
+    asked = []
+
+    def part(factor, population, *, generated):
+        member = {f"{population}{i}": i for i in range(4)}
+
+        def replayed(served):
+            asked.append((factor, served))
+            length = 3 + (PRECISION not in served) + 2 * (READING not in served)
+            return table(4, lambda text, anchor: length, name=population)
+
+        return Level(factor, population, member, generated, replayed)
+
+    levels = [part("", "train", generated=False), part(PROMPTS, "your prompts", generated=True)]
+    found = decompose(world(levels, readings=True, precision=True), None, seed=0, draws=300)
+    assert parts(found) == pytest.approx(
+        {METRIC: 1, PRECISION: -1, WALK: 0, PROMPTS: 0, READING: -2}
+    )
+    assert [(level, set(how)) for level, how in asked if PRECISION not in how] == [("", set())]
+
+
 def uneven(scale):
     """Accepted lengths that differ by text, anchor and reading, so that everything interacts."""
 
@@ -146,7 +168,7 @@ def test_bars_sum_to_the_gap_and_lie_within_their_orders():
         assert bar.change.lo <= bar.change.value <= bar.change.hi
     assert any(bar.hi_order - bar.lo_order > 0.1 for bar in found.bars)
     # The last state is the walked tau that the acceptance page shows.
-    served = made.levels[-1].replayed(True, True).scores
+    served = made.levels[-1].replayed(frozenset({READING})).scores
     assert found.served.value == pytest.approx(measure(served, seed=0)["tau_walked_micro"].value)
 
 
@@ -187,7 +209,7 @@ def test_anchors_in_the_prompt_are_a_part_of_their_own():
     def part(factor, population, *, generated):
         made = table(4, runs, name=population, prompt_part=10)
         member = {f"{population}{i}": i for i in range(4)}
-        return Level(factor, population, member, generated, lambda served, quiet: made)
+        return Level(factor, population, member, generated, lambda served: made)
 
     levels = [
         part("", "train", generated=False),
