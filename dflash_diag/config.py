@@ -54,6 +54,11 @@ class RunConfig(BaseModel):
     claims: tuple[str, ...] = Field((), description="NAME=VALUE that a dashboard showed")
     training_log: str = Field("", description="log of the training, whose numbers are claims")
     training_sequences: str = Field("", description="texts that it trained on, to measure again")
+    trained_states: str = Field(
+        "",
+        pattern=rf"^({_WORD}(\+{_WORD})*/(float32|bfloat16|float16))?$",
+        description="BACKEND/DTYPE with which training computed the target's states",
+    )
     step: str = Field("", description="FILE.py:FUNC, one training step to audit")
     server: str = Field("", repr=False, description="address of a server that continues prompts")
     server_model: str = Field("", description="name of the model there")
@@ -212,6 +217,7 @@ _OPTIONS = {"overrides": "--set", "claims": "--claim"}
 """Options that are not called like their field."""
 _PATTERNS = {
     "device": "auto, cpu, cuda, cuda:N or split",
+    "trained_states": "a backend and a dtype, such as fla/bfloat16",
     "backend": "auto, fla or torch, with +chunked, +recurrent, +causal-conv1d or +torch-conv",
 }
 """What a field with a pattern takes, in words."""

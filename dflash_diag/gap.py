@@ -11,7 +11,8 @@ Data change in steps, from texts that were trained on to held-out texts, to the 
 text after the same beginnings, to the user's prompts; one step cannot be taken before the last.
 Decoding is followed only through text that the target generates, and never visits a prompt.
 
-Only data, reading, noise and precision need the drafter (`Level.replayed`); the rest is arithmetic.
+Only data, reading, noise, backend and precision need the drafter (`Level.replayed`); the rest is
+arithmetic.
 
 Symbols: N texts, R draws, S numbers.
 """
@@ -34,15 +35,16 @@ SERVED = "tau uniform"
 """Serving's definition; over the anchors that decoding visits it is the walked tau."""
 METRIC, REGION, WALK = "metric definition", "prompt region", "anchor population"
 UNSEEN, GREEDY, PROMPTS = "data: unseen texts", "data: own greedy text", "data: your prompts"
-READING, NOISE, PRECISION = "mask and convention", "training noise", "precision"
+READING, NOISE = "mask and convention", "training noise"
+BACKEND, PRECISION = "hidden-state backend", "precision"
 UNEXPLAINED = "unexplained"
 WITHOUT_TEXTS = "training texts and the unexplained"
 """What is unexplained where there are no training texts to measure again."""
 NONE = Shares((), {}, 1)
 """Where the two ends do not differ."""
-DRAFTED = frozenset({READING, NOISE, PRECISION})
+DRAFTED = frozenset({READING, NOISE, BACKEND, PRECISION})
 """Factors for which the drafter runs again."""
-FACTORS = (METRIC, PRECISION, REGION, WALK, UNSEEN, GREEDY, PROMPTS, READING, NOISE)
+FACTORS = (METRIC, BACKEND, PRECISION, REGION, WALK, UNSEEN, GREEDY, PROMPTS, READING, NOISE)
 """In the order in which they are shown."""
 
 
@@ -79,7 +81,9 @@ class World:
     noise: bool = False
     """Whether the trainer put noise on the states."""
     precision: bool = False
-    """Whether the trainer computed in another precision."""
+    """Whether the trainer's drafter computed in another precision."""
+    backend: bool = False
+    """Whether the trainer's target was computed by other code or in another precision."""
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
@@ -93,6 +97,7 @@ class World:
             READING: self.readings,
             NOISE: self.noise,
             PRECISION: self.precision,
+            BACKEND: self.backend,
         }
         data = {level.factor for level in self.levels if level.factor}
         return [f for f in FACTORS if differs.get(f, f in data)]
@@ -102,8 +107,8 @@ class World:
         steps = [level.factor in state for level in self.levels if level.factor]
         if steps != sorted(steps, reverse=True):
             return False
-        if PRECISION in self.factors and PRECISION not in state:
-            # Low precision can be slow here, so that of training is kept to the first texts.
+        if {BACKEND, PRECISION} & {*self.factors} - state:
+            # These can be slow here, so the trainer's are kept to the first texts.
             return not any(steps) and not {READING, NOISE} & state
         follows = self._level(state).generated and not self._prompt_too(state)
         return follows or not self._walks(state)

@@ -11,6 +11,7 @@ See `replay` and `gap` for the methods.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from dflash_diag.claims import LOGGED, Fit, judge
 from dflash_diag.definitions import DEFINITIONS, Definition
 from dflash_diag.diagnostics.base import DRAFTER, Skip
 from dflash_diag.gap import (
+    BACKEND,
     GREEDY,
     NOISE,
     PRECISION,
@@ -55,10 +57,11 @@ if TYPE_CHECKING:
     from dflash_diag.bundle import Capture
     from dflash_diag.conventions import Convention
     from dflash_diag.drafter import Drafter
+    from dflash_diag.modules import Variant
     from dflash_diag.runs import Run
     from dflash_diag.scoring import Scores
 
-VERSION = "gap/3"
+VERSION, TEXTS_VERSION = "gap/3", "training texts/1"
 ROWS = 32
 """Rows of each split that are measured again."""
 CONTINUED = 12
@@ -163,7 +166,7 @@ class GapRun:
         """Every definition on each split, under the trainer's own reading."""
         splits = {}
         for name in self.splits:
-            scores = self.trained(name).scores
+            scores = self.on_texts(name, frozenset()).scores
             found = definitions.measure(scores, seed=self.run.seed, draws=self.run.draws)
             splits[name] = {
                 "n_texts": len(scores.prompt_ids),
@@ -187,6 +190,8 @@ class GapRun:
             "anchors": "stored" if any(t.anchors is not None for t in texts) else "drawn",
             "dtype": _dtype(self.trainer),
             "served_dtype": _dtype(self.drafter),
+            "states": str(self.trained_states or self.run.states.own_name),
+            "served_states": self.run.states.own_name,
         }
 
     def decomposed(self, claim: Fit | None) -> dict[str, Any]:
@@ -202,6 +207,7 @@ class GapRun:
             readings=self.context != "own" or self.reading != self.drafter.convention,
             noise=self.noise > 0,
             precision=_dtype(self.trainer) != _dtype(self.drafter),
+            backend=bool(self.splits) and self.trained_states is not None,
         )
         value = claim.claim.value if claim else None
         found = decompose(world, value, seed=self.run.seed, draws=self.run.draws)
@@ -224,8 +230,11 @@ class GapRun:
         if not self.splits:
             lacking = "without them (--training-sequences) and the target (--target)"
             rows.append({"factor": "training texts", "reason": f"They are not known {lacking}."})
+        if self.trained_states is not None:
+            return rows
         reason = (
-            f"The states were computed here ({self.run.states.own_name}), not where it was trained."
+            f"The states were computed here ({self.run.states.own_name}), not where it was trained "
+            "(say how it was there with --trained-states)."
         )
         for name in self.run.sides():
             try:
@@ -247,6 +256,15 @@ class GapRun:
             return self.drafter
         return self.run.drafter(DRAFTER, dtype=dtype)
 
+    @cached_property
+    def trained_states(self) -> Variant | None:
+        """How training computed the target's states; None where nobody said, or as here."""
+        from dflash_diag.modules import Variant
+
+        said = self.run.config.trained_states
+        made = Variant.parse(said) if said else None
+        return None if made == self.run.states.variant() else made
+
     # --- texts ------------------------------------------------------------------------------------
 
     @cached_property
@@ -266,10 +284,13 @@ class GapRun:
         stack = detect_stack(self.run.checkpoint(DRAFTER)).name
         return rule_of(stack, self.reading.block_size, int(count) if count else None)
 
-    def passages(self, name: str) -> list[Passage]:
-        """The texts of one split with the anchors of a training step."""
+    def passages(self, name: str, how: Variant | None = None) -> list[Passage]:
+        """The texts of one split with the anchors of a training step.
+
+        ``how`` the target computes their states, if not as on the prompts.
+        """
         split = self.splits[name]
-        capture = self.captured(name, [(t.id, t.tokens.tolist(), given(t)) for t in split])
+        capture = self.captured(name, [(t.id, t.tokens.tolist(), given(t)) for t in split], how)
         drawn = draw_anchors(split, self.rule, self.reading.block_size, self.run.seed)
         pairs = enumerate(zip(split, drawn, strict=True))
         return [Passage(capture, i, t.learned, t.written, a) for i, (t, a) in pairs]
@@ -310,26 +331,30 @@ class GapRun:
             if prompt.n_generated > needed
         ]
 
-    def captured(self, name: str, texts: Sequence[Any]) -> Capture:
+    def captured(self, name: str, texts: Sequence[Any], how: Variant | None = None) -> Capture:
         """The target on given texts (id, tokens, prefix), or on prompts that it continues."""
         from dflash_diag.bundle import Capture
         from dflash_diag.capture import make_capture
+        from dflash_diag.modules import computed_as
 
         run, given = self.run, not isinstance(texts[0], Prompt)
         taps = sorted({*self.reading.taps, *self.drafter.convention.taps})
         content = texts if given else [one.to_json() for one in texts]
-        key = storage.content_key(VERSION, run.capture_digest, name, content, taps)
+        key = storage.content_key(
+            TEXTS_VERSION, run.capture_digest, name, content, taps, str(how or "")
+        )
         folder = run.out / "captures" / key[:12]
         if not (folder / "manifest.json").is_file():
-            make_capture(
-                run.target,
-                [] if given else texts,
-                folder,
-                max_new_tokens=None if given else run.capture.max_new_tokens,
-                like=Texts.of(texts, "training text") if given else None,
-                layers="taps",
-                taps=taps,
-            )
+            with computed_as(run.target, how) if how else nullcontext(run.target) as target:
+                make_capture(
+                    target,
+                    [] if given else texts,
+                    folder,
+                    max_new_tokens=None if given else run.capture.max_new_tokens,
+                    like=Texts.of(texts, "training text") if given else None,
+                    layers="taps",
+                    taps=taps,
+                )
         return Capture.load(folder, verify=False)
 
     @cached_property
@@ -369,16 +394,17 @@ class GapRun:
 
         @cache
         def replayed(served: State) -> Replayed:
-            if not (served or generated):
-                return self.trained(population)
-            return self.replayed(passages, served)
+            return (
+                self.replayed(passages, served) if generated else self.on_texts(population, served)
+            )
 
         return Level(factor, population, member, generated, replayed)
 
     @cache  # noqa: B019 - as long as the run
-    def trained(self, name: str) -> Replayed:
-        """The texts of one split as the trainer measures them."""
-        return self.replayed(self.passages(name), frozenset())
+    def on_texts(self, name: str, served: State) -> Replayed:
+        """The texts of one split, at drawn anchors."""
+        how = None if BACKEND in served else self.trained_states
+        return self.replayed(self.passages(name, how), served)
 
     def replayed(self, passages: Sequence[Passage], served: State) -> Replayed:
         """The drafter on some texts, as it was trained but for what is ``served``."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dflash_diag.gap import (
+    BACKEND,
     GREEDY,
     METRIC,
     NOISE,
@@ -32,6 +33,7 @@ TITLES = {
     PROMPTS: "your prompts",
     READING: "serving's mask and convention",
     NOISE: "noise in training",
+    BACKEND: "hidden-state backend",
     PRECISION: "precision",
 }
 """What a part is called in a plot."""
@@ -83,6 +85,10 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = {
     GREEDY: lambda _: (
         "What the target itself says greedily in place of the stored text, after the same "
         "beginnings"
+    ),
+    BACKEND: lambda record: (
+        f"Training computed the target's states with {record['states']}, here it is "
+        f"{record['served_states']}"
     ),
     PRECISION: lambda record: (
         f"Training computed in {record['dtype']}, here it is {record['served_dtype']}"

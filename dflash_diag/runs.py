@@ -773,6 +773,7 @@ class Run:
             self.config.target,
             self.config.backend,
             self.config.against,
+            self.config.trained_states,
             self.states.digests,
             self._given_files,
         )
@@ -932,6 +933,7 @@ class Run:
             self.config.prompt,
             self.config.lossless_prompts,
             self.config.claims,
+            self.config.trained_states,
             self._given_files,
             self.seed,
             self.draws,

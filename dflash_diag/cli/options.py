@@ -123,6 +123,15 @@ TrainingSequences = Annotated[
         panel=INPUTS,
     ),
 ]
+TrainedStates = Annotated[
+    str,
+    option(
+        "How training computed the target's states, such as fla/bfloat16; with training texts its "
+        "part of the gap is measured.",
+        metavar="BACKEND/DTYPE",
+        panel=INPUTS,
+    ),
+]
 Step = Annotated[
     str,
     option("One training step to audit, as a function.", metavar="FILE.py:FUNC", panel=INPUTS),

@@ -32,6 +32,7 @@ from dflash_diag.cli.options import (
     Step,
     Target,
     TemplateKwargs,
+    TrainedStates,
     TrainingLog,
     TrainingSequences,
     code_of,
@@ -66,6 +67,7 @@ def verb(
     claims: Claims = [],  # noqa: B006 - typer's way to repeat an option
     training_log: TrainingLog = "",
     training_sequences: TrainingSequences = "",
+    trained_states: TrainedStates = "",
     step: Step = "",
     server: ServerUrl = "",
     server_model: ServerModel = "",

@@ -11,6 +11,8 @@ HOW = {
     "anchors": "stored",
     "dtype": "bfloat16",
     "served_dtype": "float32",
+    "states": "fla/bfloat16",
+    "served_states": "torch/float32",
 }
 
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dflash_diag.config import RunConfig
 from dflash_diag.definitions import DEFINITIONS
+from dflash_diag.errors import BadInput
 from dflash_diag.gap import (
+    BACKEND,
     GREEDY,
     METRIC,
     NOISE,
@@ -113,7 +116,7 @@ def test_effects_that_add_up_are_found_exactly():
     assert all(bar.lo_order == pytest.approx(bar.hi_order) for bar in found.bars)
 
 
-def test_the_precision_of_training_is_asked_for_once_and_first():
+def test_how_training_computed_is_asked_for_first_and_on_the_first_texts_alone():
     asked = []
 
     def part(factor, population, *, generated):
@@ -122,16 +125,21 @@ def test_the_precision_of_training_is_asked_for_once_and_first():
         def replayed(served):
             asked.append((factor, served))
             length = 3 + (PRECISION not in served) + 2 * (READING not in served)
+            length += BACKEND in served
             return table(4, lambda text, anchor: length, name=population)
 
         return Level(factor, population, member, generated, replayed)
 
     levels = [part("", "train", generated=False), part(PROMPTS, "your prompts", generated=True)]
-    found = decompose(world(levels, readings=True, precision=True), None, seed=0, draws=300)
-    assert parts(found) == pytest.approx(
-        {METRIC: 1, PRECISION: -1, WALK: 0, PROMPTS: 0, READING: -2}
+    found = decompose(
+        world(levels, readings=True, precision=True, backend=True), None, seed=0, draws=300
     )
-    assert [(level, set(how)) for level, how in asked if PRECISION not in how] == [("", set())]
+    assert parts(found) == pytest.approx(
+        {METRIC: 1, BACKEND: 1, PRECISION: -1, WALK: 0, PROMPTS: 0, READING: -2}
+    )
+    early = [(level, set(how)) for level, how in asked if not {BACKEND, PRECISION} <= how]
+    assert len(early) == 3
+    assert all(level == "" and READING not in how for level, how in early)
 
 
 def uneven(scale):
@@ -250,3 +258,10 @@ def test_a_walk_starts_anew_at_each_text():
     rows = take(made.scores, visited(made.scores))
     assert rows.anchor.tolist() == [10, 13, 16, 10, 14, 18]
     assert rows.prompt.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_how_training_computed_states_is_a_backend_and_a_dtype():
+    assert RunConfig.read({"trained_states": "torch+recurrent/bfloat16"}).trained_states
+    for wrong in ("magic", "torch", "torch/int3", "bfloat16"):
+        with pytest.raises(BadInput, match=f"--trained-states {wrong}.* such as fla/bfloat16"):
+            RunConfig.read({"trained_states": wrong})
