@@ -102,7 +102,7 @@ def on_fresh_states(run: Run) -> Run | None:
             layers="around",
             taps=sorted(taps),
         )
-    config = run.config.model_copy(update={"capture": str(folder), "prompts": "", "against": ""})
+    config = run.config.model_copy(update={"capture": str(folder), "prompts": ""})
     fresh = Run(config, [], run.given)
     fresh.__dict__["target"] = run.target  # loaded once
     return fresh
