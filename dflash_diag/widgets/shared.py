@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_diag.views import NUMBER
 
 Option = tuple[str, Any]
 """What a menu says, and the value that it stands for."""
+
+
+class Cell(NamedTuple):
+    """A table's cell that is more than its text."""
+
+    html: str
+    attributes: str = ""
 
 
 def menu(label: str, options: Sequence[Option], value: Any) -> Any:
@@ -72,9 +79,12 @@ def group(kind: str, name: str, parts: Iterable[str]) -> str:
 
 
 def table(
-    caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], classes: Sequence[str] = ()
+    caption: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str | Cell]],
+    classes: Sequence[str] = (),
 ) -> str:
-    """A table of plain text, columns of numbers right-aligned.
+    """A table of plain text where it has no `Cell`, columns of numbers right-aligned.
 
     Parameters
     ----------
@@ -84,7 +94,7 @@ def table(
     rows = list(rows)
     columns = list(zip(*rows, strict=True)) or [()] * len(head)
     kinds = [
-        ' class="num"' if all(cell == "—" or NUMBER.match(cell) for cell in column) else ""
+        ' class="num"' if all(map(_is_number, column)) else ""
         for column in columns
     ]
     heads = "".join(
@@ -93,7 +103,7 @@ def table(
     marks = [f' class="{one}"' if one else "" for one in classes] or [""] * len(rows)
     body = "".join(
         f"<tr{mark}>"
-        + "".join(f"<td{k}>{escape(cell)}</td>" for cell, k in zip(row, kinds, strict=True))
+        + "".join(_td(cell, kind) for cell, kind in zip(row, kinds, strict=True))
         + "</tr>"
         for row, mark in zip(rows, marks, strict=True)
     )
@@ -101,6 +111,16 @@ def table(
         f'<div class="wide"><table><caption>{escape(caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _is_number(cell: str | Cell) -> bool:
+    return isinstance(cell, str) and (cell == "—" or NUMBER.match(cell) is not None)
+
+
+def _td(cell: str | Cell, kind: str) -> str:
+    if isinstance(cell, Cell):
+        return f"<td{cell.attributes}>{cell.html}</td>"
+    return f"<td{kind}>{escape(cell)}</td>"
 
 
 # Shades of the text's own colour, so that dark and light themes both show them.
