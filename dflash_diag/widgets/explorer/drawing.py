@@ -38,19 +38,21 @@ def _became(block: Block, words: Words) -> str:
     return f"{said}. It expected {block.expected:.1f}; surprise {block.surprise:.2f} nats."
 
 
-def context(pieces: Sequence[str], anchor: int) -> str:
+def context(pieces: Sequence[str], anchor: int, token: int, words: Words) -> str:
     """The text before the block; its last token, the anchor, is boxed.
 
     Parameters
     ----------
     pieces
         Every token as HTML.
+    token
+        The anchor's.
     """
     start = max(0, anchor - BEFORE)
     before = f"{'…' if start else ''}{''.join(pieces[start:anchor])}"
     return (
-        f'<p class="soft">Context, up to the anchor in its box</p>'
-        f'<pre>{before}<span class="anchor">{pieces[anchor]}</span></pre>'
+        '<p class="soft">Context, up to the anchor in its box</p>'
+        f'<pre>{before}<span class="anchor">{_shown(words, token)}</span></pre>'
     )
 
 
@@ -137,7 +139,7 @@ def candidates(block: Block, words: Words) -> str:
     for k in range(1, len(block.labels) + 1):
         rank = int(block.rank[k - 1])
         cells = [_candidate(block, k, r, words, is_target=r == rank) for r in range(width)]
-        there = "in the row" if rank < width else _elsewhere(block, k, words)
+        there = f"rank {rank}" if rank < width else _elsewhere(block, k, words)
         rows.append([str(k), *cells, there])
     return table(f"{block.name}: the {width} most probable tokens of each slot", head, rows)
 
@@ -177,7 +179,7 @@ def walk(blocks: Blocks, row: int, visit: Visit, words: Words) -> str:
     found, scores = blocks.outcomes, blocks.scores
     here, start = int(scores.anchor[row]), int(visit.rounds[visit.at])
     if visit.starts:
-        said = f"Decoding stops at this anchor: it starts round {visit.at + 1} here"
+        said = f"Decoding starts its round {visit.at + 1} at this anchor"
     else:
         proposal = here - int(scores.anchor[start])
         said = (
@@ -202,7 +204,7 @@ def walk(blocks: Blocks, row: int, visit: Visit, words: Words) -> str:
         for number, one in enumerate(shown, start=first + 1)
     ]
     head = ["", "round", "anchor", "accepted", "commits"]
-    caption = f"{blocks.name}: rounds of decoding around it, of {len(visit.rounds)}"
+    caption = f"{len(visit.rounds)} rounds of {blocks.name}, those around it"
     return f"<p>{said}.</p>{table(caption, head, rows)}"
 
 
@@ -241,10 +243,11 @@ STYLE = """<style>
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 38rem), 1fr)); }
 .explorer .pair > div { min-width: 0; }
 .explorer svg { display: block; font-size: 12px; fill: currentColor; }
-.explorer svg g { fill: none; stroke: currentColor; opacity: 0.45; }
+.explorer svg text { white-space: pre; }
+.explorer svg path { fill: none; stroke: currentColor; opacity: 0.45; }
 .explorer svg circle { fill: none; stroke: currentColor; stroke-width: 1.3; }
 .explorer svg .head { opacity: 0.8; }
-.explorer svg g.got { stroke: var(--got); stroke-width: 3; opacity: 1; }
+.explorer svg path.got { stroke: var(--got); stroke-width: 3; opacity: 1; }
 .explorer svg circle.got { fill: var(--got); stroke: var(--got); }
 .explorer svg text.got { font-weight: bold; }
 </style>"""

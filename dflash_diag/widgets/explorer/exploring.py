@@ -80,7 +80,7 @@ class Explorer:
             drawing.headline(prompt, where, shown, self.words),
             lacking,
             self._untold(),
-            drawing.context(pieces, anchor),
+            drawing.context(pieces, anchor, tokens[anchor], self.words),
             drawing.lines(shown, self.words),
             drawing.slots(shown, self.words),
             self._each(shown, nodes, tokens[anchor]),

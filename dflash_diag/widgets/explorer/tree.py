@@ -15,8 +15,9 @@ from dflash_diag.widgets.explorer.blocks import Block
 
 LETTERS = 14
 """Cells of a token's text that are drawn at most; a wide character takes two."""
-CELL, LINE, GAP, TOP = 7.5, 22, 32, 20
-"""Pixels: width of a letter, height of a row, between a label and the next node, above the rows."""
+CELL, LINE, GAP, TOP, BEND = 7.5, 22, 32, 20, 14
+"""Pixels: width of a letter, height of a row, from a label to the next but one column's start,
+height above the rows, and from a node back to where its edge bends."""
 
 
 class DrawnTree(NamedTuple):
@@ -69,14 +70,9 @@ def draw(block: Block, drawn: DrawnTree, word: Callable[[int], str], anchor: int
         f'<text x="{lefts[k]:.0f}" y="13" class="head">k = {k}</text>'
         for k in range(1, len(widths))
     ]
-    # All in one path each: where edges lie on one another they are no darker.
     for kind, on_path in (("", False), (' class="got"', True)):
-        edges = "".join(
-            _edge(at, ends, parents[node], node)
-            for node in range(1, len(at))
-            if (node in marked) is on_path
-        )
-        parts.append(f'<g{kind}><path d="{edges}"/></g>')
+        edges = [(parents[n], n) for n in range(1, len(at)) if (n in marked) is on_path]
+        parts.append(f'<path{kind} d="{_lines(at, ends, edges)}"/>')
     for node, (x, y) in enumerate(at):
         kind = ' class="got"' if node in marked else ""
         parts.append(
@@ -132,14 +128,20 @@ def _rows(parents: list[int]) -> list[int]:
     return rows
 
 
-def _edge(at: list[tuple[float, float]], ends: list[float], parent: int, node: int) -> str:
-    """From behind the parent's label to the node; down and then right for all but the first."""
-    (x, y), above = at[node], at[parent][1]
-    start = ends[parent] + 2
-    if y == above:
-        return f"M{start:.0f} {y:.0f}H{x - 4:.0f}"
-    bend = x - 13
-    return f"M{bend:.0f} {above:.0f}V{y:.0f}H{x - 4:.0f}"
+def _lines(
+    at: list[tuple[float, float]], ends: list[float], edges: list[tuple[int, int]]
+) -> str:
+    """Edges (parent, node) as a path: right from the parent's label, or down and then right."""
+    said, lowest = "", {}
+    for parent, node in edges:
+        (x, y), above = at[node], at[parent][1]
+        if y == above:
+            said += f"M{ends[parent] + 2:.0f} {y:.0f}H{x - 4:.0f}"
+        else:
+            said += f"M{x - BEND:.0f} {y:.0f}H{x - 4:.0f}"
+            lowest[parent] = x - BEND, above, y
+    # One line down for all children of a node: several would look darker.
+    return said + "".join(f"M{x:.0f} {top:.0f}V{y:.0f}" for x, top, y in lowest.values())
 
 
 def _widths(text: str) -> Iterator[int]:
