@@ -64,8 +64,8 @@ def rounds(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     picks = list(_picked(ours))
     name, n = inputs.name(inputs.roles[0]), int(ours.visited.sum())
     said = (
-        f"{name} accepts nothing in {interval(found['nothing'])} of its rounds and everything in "
-        f"{interval(found['everything'])}"
+        f"{name} accepts nothing in {_share(found['nothing'])} of its {n} rounds and everything in "
+        f"{_share(found['everything'])}"
     )
     none, whole = percent(found["nothing"].value), percent(found["everything"].value)
     return (
@@ -127,6 +127,11 @@ def _sentence(one: dict[str, Any]) -> str:
         f"{one['accepted']} accepted where {one['expected']:.1f} were expected, a surprise of "
         f"{one['surprise']:.2f} nats."
     )
+
+
+def _share(one: Estimate) -> str:
+    """A share in words; that of what never happened has no interval that means anything."""
+    return "none" if one.value == 0 else interval(one)
 
 
 def _forecast(name: str, found: dict[str, Estimate]) -> str:

@@ -19,12 +19,17 @@ class Cell(NamedTuple):
     attributes: str = ""
 
 
-def menu(label: str, options: Sequence[Option], value: Any) -> Any:
-    """A menu of options, one of them chosen."""
+def menu(label: str, options: Sequence[Option], value: Any, width: str = "36em") -> Any:
+    """A menu of options, one of them chosen.
+
+    Parameters
+    ----------
+    width
+        As wide as the names of most prompts by default; less where the window is narrow.
+    """
     import ipywidgets
 
-    # As wide as the names of most prompts; less where the window is narrow.
-    layout = {"width": "auto", "min_width": "0", "flex": "0 1 36em"}
+    layout = {"width": "auto", "min_width": "0", "flex": f"0 1 {width}"}
     return ipywidgets.Dropdown(options=options, value=value, description=label, layout=layout)
 
 

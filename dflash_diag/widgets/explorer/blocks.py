@@ -14,6 +14,8 @@ from dflash_diag.outcomes import Mask, Outcomes
 from dflash_diag.scoring import Scores
 from dflash_diag.token_kinds import KINDS, kind_of
 
+ANY, NO_MISS = -1, 0
+
 
 @dataclass(frozen=True)
 class Filter:
@@ -21,8 +23,8 @@ class Filter:
 
     decoded: bool = True
     """Those alone at which a round of decoding starts."""
-    miss: int | None = None
-    """Those whose first miss is proposal 1..D; 0: those without a miss; None: all."""
+    miss: int = ANY
+    """Those whose first miss is proposal 1..D; `NO_MISS`: those without one."""
     kind: str = ""
     """Those whose missed token, the target's at the first miss, is of this kind."""
     prompt: str = ""
@@ -33,8 +35,10 @@ class Filter:
         said = ["rounds of decoding" if self.decoded else "anchors"]
         if self.prompt:
             said.append(f"of {self.prompt}")
-        if self.miss is not None:
-            said.append(f"with a first miss at k = {self.miss}" if self.miss else "without a miss")
+        if self.miss == NO_MISS:
+            said.append("without a miss")
+        elif self.miss != ANY:
+            said.append(f"with a first miss at k = {self.miss}")
         if self.kind:
             said.append(f"where the missed token is of the kind “{self.kind}”")
         return " ".join(said)
@@ -135,8 +139,8 @@ class Blocks:
         if wanted.prompt:
             ids = scores.prompt_ids
             kept &= scores.prompt == (ids.index(wanted.prompt) if wanted.prompt in ids else -1)
-        if wanted.miss is not None:
-            kept &= accepted == (wanted.miss - 1 if wanted.miss else self.n_proposed)
+        if wanted.miss != ANY:
+            kept &= accepted == (self.n_proposed if wanted.miss == NO_MISS else wanted.miss - 1)
         if wanted.kind:
             kept &= self.missed_kinds == wanted.kind
         return kept

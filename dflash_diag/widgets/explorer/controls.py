@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dflash_diag.outcomes import ORDERS, PICKS
 from dflash_diag.trees import BUDGETS
-from dflash_diag.widgets.explorer.blocks import Blocks, Filter
+from dflash_diag.widgets.explorer.blocks import ANY, NO_MISS, Blocks, Filter
 from dflash_diag.widgets.shared import Option, menu, offer, view, with_arrows
 
 if TYPE_CHECKING:
     from dflash_diag.widgets.explorer.exploring import Explorer
 
-ANY = "any"
-
 
 class Controls:
     """Controls and the view that they change; one change draws the view once.
 
-    ``checkpoint``, ``blocks``, ``first miss``, ``missed token`` and ``within`` say which blocks
+    ``checkpoint``, ``blocks``, ``first miss``, ``token kind`` and ``within`` say which blocks
     there are, ``prompt`` and ``anchor`` which of them is shown, and so do the buttons; ``order`` is
     the one in which ``previous`` and ``next`` go.
     """
@@ -35,20 +34,20 @@ class Controls:
         names = [(explorer.run.name(role), role) for role in explorer.roles]
         role = explorer.roles[0]
         own = explorer.blocks(role)
-        kinds = [(ANY, ""), *((kind, kind) for kind in own.kinds)]
+        kinds = [("any", ""), *((kind, kind) for kind in own.kinds)]
         decoded = [("rounds of decoding", True), ("every anchor", False)]
         within: list[Option] = [("all prompts", False), ("this prompt", True)]
         self.menus = {
-            "checkpoint": menu("checkpoint", names, role),
-            "beside": menu("beside", self._beside(role), explorer.other(role)),
-            "blocks": menu("blocks", decoded, True),
-            "first miss": menu("first miss", _misses(own), None),
-            "missed token": menu("missed token", kinds, ""),
-            "within": menu("within", within, False),
+            "checkpoint": menu("checkpoint", names, role, SHORT),
+            "beside": menu("beside", self._beside(role), explorer.other(role), SHORT),
+            "blocks": menu("blocks", decoded, True, SHORT),
+            "first miss": menu("first miss", _misses(own), ANY, SHORT),
+            "token kind": menu("token kind", kinds, "", SHORT),
+            "within": menu("within", within, False, SHORT),
             "prompt": menu("prompt", self._prompts(own), own.prompts[0]),
-            "anchor": menu("anchor", [NO_BLOCK], None),
-            "order": menu("order", [(one, one) for one in ORDERS], "as in the text"),
-            "tree nodes": menu("tree nodes", [(str(n), n) for n in BUDGETS], 16),
+            "anchor": menu("anchor", [NO_BLOCK], NOWHERE),
+            "order": menu("order", [(one, one) for one in ORDERS], "as in the text", SHORT),
+            "tree nodes": menu("tree nodes", [(str(n), n) for n in BUDGETS], 16, SHORT),
         }
         self.buttons = {name: _button(name) for name in (*PICKS, "previous", "next")}
         self.count, self.shown = view(""), view("")
@@ -66,7 +65,7 @@ class Controls:
         self.box = ipywidgets.VBox(
             [
                 line("checkpoint", "beside"),
-                line("blocks", "first miss", "missed token", "within"),
+                line("blocks", "first miss", "token kind", "within"),
                 with_arrows(self.menus["prompt"]),
                 with_arrows(self.menus["anchor"]),
                 ipywidgets.HBox(list(self.buttons.values()), layout=WRAP),
@@ -91,12 +90,12 @@ class Controls:
     def filter(self) -> Filter:
         """Which of them are of interest."""
         prompt = self["prompt"] if self["within"] else ""
-        return Filter(self["blocks"], self["first miss"], self["missed token"], prompt)
+        return Filter(self["blocks"], self["first miss"], self["token kind"], prompt)
 
     @property
     def row(self) -> int | None:
         """The block that is shown; None where the filter leaves none."""
-        return None if self["anchor"] is None else self.blocks.row(self["prompt"], self["anchor"])
+        return self.blocks.row(self["prompt"], self["anchor"])
 
     # --- what follows from a change ---------------------------------------------------------------
 
@@ -116,13 +115,13 @@ class Controls:
         name = change["owner"].description
         with self._quietly():
             if name == "checkpoint":
-                role = change["new"]
+                role, beside = change["new"], self["beside"]
                 offer(self.menus["beside"], self._beside(role))
-                self.menus["beside"].value = self.explorer.other(role)
+                self.menus["beside"].value = self.explorer.other(role) if beside else ""
                 offer(self.menus["first miss"], _misses(self.blocks))
-                kinds = [(ANY, ""), *((kind, kind) for kind in self.blocks.kinds)]
-                offer(self.menus["missed token"], kinds)
-            if name in ("checkpoint", "blocks", "first miss", "missed token", "within"):
+                kinds = [("any", ""), *((kind, kind) for kind in self.blocks.kinds)]
+                offer(self.menus["token kind"], kinds)
+            if name in ("checkpoint", "blocks", "first miss", "token kind", "within"):
                 self._show(self._nearest())
             elif name == "prompt":
                 self._offer_anchors()
@@ -134,7 +133,7 @@ class Controls:
         kept = np.flatnonzero(self.blocks.kept(self.filter))
         if not len(kept):
             return None
-        row = self.blocks.row(self["prompt"], self["anchor"] or 0)
+        row = self.blocks.row(self["prompt"], self["anchor"])
         if row is None:
             row = self.blocks.first(self["prompt"])
         return int(kept[min(np.searchsorted(kept, row), len(kept) - 1)])
@@ -170,7 +169,7 @@ class Controls:
 
     def _offer_anchors(self) -> None:
         offer(self.menus["prompt"], self._prompts(self.blocks))
-        wanted = Filter(self["blocks"], self["first miss"], self["missed token"], self["prompt"])
+        wanted = Filter(self["blocks"], self["first miss"], self["token kind"], self["prompt"])
         rows = np.flatnonzero(self.blocks.kept(wanted)).tolist()
         accepted, d = self.blocks.outcomes.accepted, self.blocks.n_proposed
         anchors = [self.blocks.place(row)[1] for row in rows]
@@ -185,7 +184,7 @@ class Controls:
         row, n = self.row, int(kept.sum())
         if row is None:
             said = f"{n} blocks pass the filter, none of them in this prompt."
-            html = self.explorer.nothing(self.filter, self["prompt"])
+            html = self.explorer.nothing(replace(self.filter, prompt=""), self["prompt"])
         else:
             order = self.blocks.outcomes.ordered(self["order"], kept)
             at = int(np.flatnonzero(order == row)[0]) + 1
@@ -197,7 +196,7 @@ class Controls:
                 beside=self["beside"],
                 nodes=self["tree nodes"],
             )
-        self.count.value = f"<p>{said}</p>"
+        self.count.value = said
         self.shown.value = html
 
     # --- what menus offer -------------------------------------------------------------------------
@@ -212,13 +211,15 @@ class Controls:
         return [(one, one) for one in blocks.prompts]
 
 
-NO_BLOCK: Option = ("no block passes the filter", None)
+NOWHERE = -1
+NO_BLOCK: Option = ("no block passes the filter", NOWHERE)
+SHORT = "19em"
 WRAP = {"flex_flow": "row wrap"}
 
 
 def _misses(blocks: Blocks) -> list[Option]:
     at: list[Option] = [(f"k = {k}", k) for k in range(1, blocks.n_proposed + 1)]
-    return [(ANY, None), *at, ("none, all accepted", 0)]
+    return [("any", ANY), *at, ("none, all accepted", NO_MISS)]
 
 
 def _button(name: str) -> Any:

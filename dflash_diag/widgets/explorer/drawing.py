@@ -69,7 +69,7 @@ def lines(blocks: Sequence[Block], word: Words) -> str:
         )
         parts.append(_line(f"{one.name} drafts", tokens))
     return (
-        f'<dl class="lines">{"".join(parts)}</dl><p class="key">'
+        f'<div class="lines">{"".join(parts)}</div><p class="key">'
         '<span class="token got"><b>✓</b>accepted</span> '
         '<span class="token miss"><b>✗</b>first miss</span> '
         '<span class="token rest">after the miss</span>: not looked at, ✓ where it is the '
@@ -78,7 +78,7 @@ def lines(blocks: Sequence[Block], word: Words) -> str:
 
 
 def _line(name: str, tokens: str) -> str:
-    return f"<dt>{escape(name)}</dt><dd>{tokens}</dd>"
+    return f'<span class="who">{escape(name)}</span><span>{tokens}</span>'
 
 
 def _sign(block: Block, k: int) -> str:
@@ -212,13 +212,12 @@ STYLE = """<style>
 .explorer { --got: var(--jp-brand-color1, #1a6fd4); --missed: var(--jp-warn-color0, #c4590a);
   --line: color-mix(in srgb, currentColor 35%, transparent); }
 .explorer p, .explorer ul { margin: 0.5em 0; max-width: 46rem; }
-.explorer .soft, .explorer dt { opacity: 0.8; }
+.explorer .soft, .explorer .who { opacity: 0.8; }
 .explorer pre { margin: 0.2em 0 0.6em; font-size: 0.93em; max-height: 16em; overflow-y: auto; }
 .explorer .anchor { font-weight: bold; border: 1.5px solid; border-radius: 3px; padding: 0 2px; }
-.explorer dl.lines { display: grid; grid-template-columns: max-content 1fr; gap: 0.3em 0.9em;
+.explorer .lines { display: grid; grid-template-columns: max-content 1fr; gap: 0.3em 0.9em;
   margin: 0.6em 0; align-items: baseline; }
-.explorer dl.lines dt { max-width: 11em; overflow-wrap: anywhere; }
-.explorer dl.lines dd { margin: 0; min-width: 0; }
+.explorer .who { max-width: 11em; overflow-wrap: anywhere; }
 .explorer .token, .explorer svg { font-family: var(--jp-code-font-family, ui-monospace,
   SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace); }
 .explorer .token { display: inline-block; white-space: pre-wrap; overflow-wrap: anywhere;

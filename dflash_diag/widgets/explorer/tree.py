@@ -90,7 +90,8 @@ def said(block: Block, drawn: DrawnTree, word: Callable[[int], str]) -> str:
     """The tree in one sentence."""
     nodes, depth = len(drawn.tree.depth), len(drawn.path)
     along = " ".join(word(int(token)) for token in block.labels[:depth])
-    found = f"{nodes} nodes: {depth} tokens accepted" + (f" ({along})" if depth else "")
+    found = f"{nodes} node{'s' * (nodes != 1)}: {depth} of {len(block.labels)} accepted"
+    found += f" ({along})" if depth else ""
     if depth == len(block.labels):
         return f"{found}, the whole block."
     label, rank = word(int(block.labels[depth])), int(block.rank[depth])
