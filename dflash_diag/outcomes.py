@@ -120,18 +120,19 @@ class Outcomes:
         return values[np.arange(len(values)), np.minimum(self.accepted, last)]
 
     @cached_property
-    def _badness(self) -> Rows:
+    def from_worst(self) -> Rows:
         """Rows from the worst on: fewest accepted, then the target's token least probable."""
         liked = np.where(self._misses, self._at_miss(self.scores.label_logprob), 0.0)
         return np.lexsort((liked, self.accepted))
 
     @cached_property
-    def _middling(self) -> Rows:
-        """Rows by what is accepted, equal ones by their surprise."""
+    def from_fewest(self) -> Rows:
+        """Rows by what they accept, equal ones by their surprise."""
         return np.lexsort((self.surprise, self.accepted))
 
     @cached_property
-    def _surprising(self) -> Rows:
+    def from_most_surprising(self) -> Rows:
+        """Rows by falling surprise."""
         return np.argsort(-self.surprise, kind="stable")
 
     def ordered(self, order: str, kept: Mask) -> Rows:
@@ -162,11 +163,11 @@ class Outcomes:
 
 ORDERS: dict[str, Callable[[Outcomes], Rows]] = {
     "as in the text": lambda one: np.arange(len(one.accepted)),
-    "worst first": lambda one: one._badness,
-    "most surprising first": lambda one: one._surprising,
+    "worst first": lambda one: one.from_worst,
+    "most surprising first": lambda one: one.from_most_surprising,
 }
 PICKS: dict[str, Callable[[Outcomes], Rows]] = {
-    "worst": lambda one: one._badness,
-    "median": lambda one: one._middling,
-    "most surprising": lambda one: one._surprising,
+    "worst": lambda one: one.from_worst,
+    "median": lambda one: one.from_fewest,
+    "most surprising": lambda one: one.from_most_surprising,
 }

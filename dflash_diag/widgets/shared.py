@@ -98,10 +98,7 @@ def table(
     """
     rows = list(rows)
     columns = list(zip(*rows, strict=True)) or [()] * len(head)
-    kinds = [
-        ' class="num"' if all(map(_is_number, column)) else ""
-        for column in columns
-    ]
+    kinds = [' class="num"' if all(map(_is_number, column)) else "" for column in columns]
     heads = "".join(
         f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, kinds, strict=True)
     )
@@ -133,7 +130,7 @@ _STYLE = """<style>
 .browser { line-height: 1.4; }
 .browser .wide { overflow-x: auto; }
 .browser table { border-collapse: collapse; margin: 0.6em 0; text-align: left; }
-.browser caption { text-align: left; opacity: 0.8; }
+.browser caption { text-align: left; color: inherit; opacity: 0.8; }
 .browser td, .browser th { padding: 0.1em 1.1em 0.1em 0; vertical-align: bottom; }
 .browser td.num, .browser th.num { text-align: right; }
 .browser td.num { white-space: nowrap; }

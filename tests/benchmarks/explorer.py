@@ -1,8 +1,8 @@
 """How long the explorer takes to redraw: ``python tests/benchmarks/explorer.py``.
 
-Random moves of its controls over the embedded example, each timed from the change to the new HTML in
-the kernel; the way to the browser and what that does with it are not in it. The limit is 200 ms for
-the 95th percentile.
+Random moves of its controls over the embedded example, each timed from the change to the new HTML
+in the kernel; the way to the browser and what that does with it are not in it. The limit is 200 ms
+for the 95th percentile.
 """
 
 from __future__ import annotations

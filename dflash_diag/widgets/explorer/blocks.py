@@ -50,6 +50,7 @@ class Block:
 
     name: str
     """The drafter's."""
+    prompt: str
     anchor: int
     offset: int
     """Proposal k is of position anchor + k + offset."""
@@ -67,6 +68,11 @@ class Block:
     accepted: int
     expected: float
     surprise: float
+
+    @property
+    def where(self) -> str:
+        """Prompt and anchor, in words."""
+        return f"{self.prompt} at {self.anchor}"
 
     def position(self, k: int) -> int:
         """The position that proposal k = 1..D is of."""
@@ -168,6 +174,7 @@ class Blocks:
         scores, found = self.scores, self.outcomes
         return Block(
             name=self.name,
+            prompt=scores.prompt_ids[scores.prompt[row]],
             anchor=int(scores.anchor[row]),
             offset=self._offset,
             labels=scores.labels[row],

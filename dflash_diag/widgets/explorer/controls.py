@@ -133,10 +133,9 @@ class Controls:
         kept = np.flatnonzero(self.blocks.kept(self.filter))
         if not len(kept):
             return None
-        row = self.blocks.row(self["prompt"], self["anchor"])
-        if row is None:
-            row = self.blocks.first(self["prompt"])
-        return int(kept[min(np.searchsorted(kept, row), len(kept) - 1)])
+        row = self.row
+        start = self.blocks.first(self["prompt"]) if row is None else row
+        return int(kept[min(int(np.searchsorted(kept, start)), len(kept) - 1)])
 
     def _step(self, name: str) -> Callable[[Any], None]:
         def step(_: Any) -> None:

@@ -110,13 +110,14 @@ def slots(blocks: Sequence[Block], words: Words) -> str:
             else:
                 cells += ["—"] * 4
         k = position - blocks[0].anchor - blocks[0].offset
-        rows.append([str(k), words.quoted(label), *cells])
+        rows.append((str(k), words.quoted(label), *cells))
     said = (
         "<em>p</em> is the probability of the drafter's proposal, <em>rank</em> how many tokens it "
         "likes better than the target's."
     )
     names = " beside ".join(one.name for one in blocks)
-    return f"<p>{said}</p>{table(f'{names}, proposal by proposal', head, rows)}"
+    caption = f"{blocks[0].where}: {names}, proposal by proposal"
+    return f"<p>{said}</p>{table(caption, head, rows)}"
 
 
 def _proposal(block: Block, k: int, words: Words) -> list[str | Cell]:
@@ -135,13 +136,14 @@ def candidates(block: Block, words: Words) -> str:
     """Each slot's most probable tokens; the target's is named where it is among them."""
     width = min(CANDIDATES, block.topk_ids.shape[1])
     head = ["k", *(f"rank {r}" for r in range(width)), "target's token"]
-    rows = []
+    rows: list[tuple[str | Cell, ...]] = []
     for k in range(1, len(block.labels) + 1):
         rank = int(block.rank[k - 1])
-        cells = [_candidate(block, k, r, words, is_target=r == rank) for r in range(width)]
         there = f"rank {rank}" if rank < width else _elsewhere(block, k, words)
-        rows.append([str(k), *cells, there])
-    return table(f"{block.name}: the {width} most probable tokens of each slot", head, rows)
+        cells = [_candidate(block, k, r, words, is_target=r == rank) for r in range(width)]
+        rows.append((str(k), *cells, there))
+    caption = f"{block.where}: the {width} tokens of each slot that {block.name} likes best"
+    return table(caption, head, rows)
 
 
 def _candidate(block: Block, k: int, rank: int, words: Words, *, is_target: bool) -> Cell:
@@ -169,7 +171,7 @@ def ddtree(block: Block, nodes: int, words: Words, anchor: int) -> str:
     return (
         f'<p>Tree of {escape(block.name)}, {escape(said)} <span class="soft">Top row: the plain '
         "draft. ✓ and thick lines: the target's own tokens.</span></p>"
-        f'<div class="wide tree" tabindex="0" role="region" aria-label="Tree of '
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(block.where)}: tree of '
         f'{escape(block.name)}">{tree.draw(block, drawn, words.quoted, anchor)}</div>'
     )
 
@@ -179,7 +181,7 @@ def walk(blocks: Blocks, row: int, visit: Visit, words: Words) -> str:
     found, scores = blocks.outcomes, blocks.scores
     here, start = int(scores.anchor[row]), int(visit.rounds[visit.at])
     if visit.starts:
-        said = f"Decoding starts its round {visit.at + 1} at this anchor"
+        said = f"Decoding starts round {visit.at + 1} of {len(visit.rounds)} at this anchor"
     else:
         proposal = here - int(scores.anchor[start])
         said = (
@@ -203,8 +205,8 @@ def walk(blocks: Blocks, row: int, visit: Visit, words: Words) -> str:
         ]
         for number, one in enumerate(shown, start=first + 1)
     ]
-    head = ["", "round", "anchor", "accepted", "commits"]
-    caption = f"{len(visit.rounds)} rounds of {blocks.name}, those around it"
+    head = ["here", "round", "anchor", "accepted", "commits"]
+    caption = f"{blocks.block(row).where}: rounds of {blocks.name} around it"
     return f"<p>{said}.</p>{table(caption, head, rows)}"
 
 

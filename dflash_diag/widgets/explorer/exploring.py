@@ -152,7 +152,7 @@ class Explorer:
             )
             for name, row in picks.items()
         ]
-        head = ("", "prompt", "anchor", "accepted", "expected", "surprise [nats]")
+        head = ("round", "prompt", "anchor", "accepted", "expected", "surprise [nats]")
         caption = f"Three of the {n} rounds that decoding takes with {blocks.name}"
         named: dict[int, list[str]] = {}
         for name, row in picks.items():

@@ -35,9 +35,9 @@ def grow(block: Block, nodes: int) -> DrawnTree:
     parents, depths, ranks = (one.tolist() for one in (tree.parent, tree.depth, tree.rank))
     # A parent comes before its children, so that one pass finds the whole path.
     for node, (parent, depth, rank) in enumerate(zip(parents, depths, ranks, strict=True)):
-        if len(path) == depth - 1 and parent == (path[-1] if path else -1):
-            if rank == block.rank[depth - 1]:
-                path.append(node)
+        on_path = len(path) == depth - 1 and parent == (path[-1] if path else -1)
+        if on_path and rank == block.rank[depth - 1]:
+            path.append(node)
     return DrawnTree(tree, path)
 
 
@@ -129,9 +129,7 @@ def _rows(parents: list[int]) -> list[int]:
     return rows
 
 
-def _lines(
-    at: list[tuple[float, float]], ends: list[float], edges: list[tuple[int, int]]
-) -> str:
+def _lines(at: list[tuple[float, float]], ends: list[float], edges: list[tuple[int, int]]) -> str:
     """Edges (parent, node) as a path: right from the parent's label, or down and then right."""
     said, lowest = "", {}
     for parent, node in edges:
