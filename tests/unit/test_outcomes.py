@@ -120,7 +120,7 @@ def test_shares_of_rounds_are_counted_along_the_walk(inputs):
     result = diagnostics.get("acceptance.rounds")(inputs)
     for role, scores in inputs.by_role.items():
         right = (scores.proposed == scores.labels).tolist()
-        lengths = [(one + [False]).index(False) for one in right]
+        lengths = [[*one, False].index(False) for one in right]
         walked, belief = [], []
         for prompt in range(len(scores.prompt_ids)):
             rows = np.flatnonzero(scores.prompt == prompt)
@@ -160,7 +160,6 @@ def test_what_never_happened_is_told_in_words(inputs):
     found = diagnostics.get("acceptance.rounds")(FakeInputs({"drafter": hopeless}, inputs.names))
     assert found.headline.endswith("and everything in none.")
     assert found.verdict.name == "FAIL"
-    assert diagnostics.get("acceptance.rounds")(inputs).verdict.name in ("FAIL", "WARN", "PASS")
 
 
 def test_rounds_are_drawn_at_their_shares_by_marker(inputs):
