@@ -176,9 +176,9 @@ def _rounds(result: Result, ax: Axes) -> None:
         ax.plot(at, rows["share"], look.marker, color=look.colour, markersize=6, zorder=3)
     for i, (role, name) in enumerate(roles):
         look, height = look_of(role), 0.93 - 0.08 * i
-        ax.plot(0.66, height, look.marker, color=look.colour, markersize=6,
+        ax.plot(0.4, height, look.marker, color=look.colour, markersize=6,
                 transform=ax.transAxes)  # fmt: skip
-        ax.annotate(name, (0.66, height), xycoords="axes fraction", xytext=(8, 0), va="center",
+        ax.annotate(name, (0.4, height), xycoords="axes fraction", xytext=(8, 0), va="center",
                     textcoords="offset points", color=look.colour, fontsize=9.5,
                     fontweight="bold")  # fmt: skip
     ax.set_xticks(range(last + 1), ["none", *map(str, range(1, last + 1))])

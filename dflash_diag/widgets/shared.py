@@ -130,7 +130,7 @@ _STYLE = """<style>
 .browser { line-height: 1.4; }
 .browser .wide { overflow-x: auto; }
 .browser table { border-collapse: collapse; margin: 0.6em 0; text-align: left; }
-.browser caption { text-align: left; color: inherit; opacity: 0.8; }
+.browser caption { text-align: left; opacity: 0.9; }
 .browser td, .browser th { padding: 0.1em 1.1em 0.1em 0; vertical-align: bottom; }
 .browser td.num, .browser th.num { text-align: right; }
 .browser td.num { white-space: nowrap; }

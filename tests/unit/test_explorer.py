@@ -23,6 +23,7 @@ import tiny_world
 from dflash_diag import trees
 from dflash_diag.bundle import Capture
 from dflash_diag.config import RunConfig
+from dflash_diag.errors import BadInput
 from dflash_diag.runs import Run
 from dflash_diag.scoring import Scores
 from dflash_diag.token_kinds import kind_of
@@ -627,9 +628,31 @@ def test_without_a_tokenizer_tokens_are_the_captures_texts_or_ids(run, tmp_path)
     )
     explorer = Explorer(Run.open(config))
     html = explorer.static_html()
-    assert "Tokens that the capture does not have are shown by their ids" in html
+    assert "Tokens that the capture has not are shown by their ids" in html
     assert re.search(r"\[\d+\]", BeautifulSoup(html, "html.parser").get_text())
     assert Controls(explorer).row is not None
+
+
+def test_text_that_the_target_did_not_choose_is_called_that(run, monkeypatch):
+    row = {"id": "p1", "n_tokens": 24, "n_equal": 9, "n_rounding": 0, "n_differ": 15}
+    row |= {"first_differ": 3, "margin": 4.0, "gap": 4.0, "kind": "choice", "how": "ids"}
+    row |= {"stopped_early": False, "finish_reason": "length"}
+    server = {"url": "http://127.0.0.1", "dialect": "sglang", "model": "<b>m</b>"}
+    server |= {"version": None, "precision": None, "tokens_by": ["ids"], "unusable": []}
+    found = {"server": server, "rows": [row], "notes": []}
+    monkeypatch.setattr(Run, "reference", lambda _: found)
+    html = Explorer(run).static_html()
+    assert re.search("A server wrote the text, and target.reference is (WARN|FAIL|INC)", html)
+    assert "Accepted means equal to that text." in html
+    monkeypatch.setattr(Run, "reference", lambda _: None)
+    assert "A server wrote" not in Explorer(run).static_html()
+
+
+def test_a_block_that_is_not_there_is_refused(explorer):
+    with pytest.raises(BadInput, match="has no block at position 0 of 'p1'"):
+        explorer.html("drafter", "p1", 0)
+    with pytest.raises(BadInput, match="of 'p9'"):
+        explorer.html("drafter", "p9", 20)
 
 
 @pytest.mark.parametrize("with_tokenizer", [True, False])

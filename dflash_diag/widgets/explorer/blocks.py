@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +107,6 @@ class Blocks:
             for i, id_ in enumerate(scores.prompt_ids)
             if len(rows := np.flatnonzero(scores.prompt == i))
         }
-        self._kept: dict[Filter, Mask] = {}
 
     @property
     def n_proposed(self) -> int:
@@ -121,34 +119,30 @@ class Blocks:
         return list(self._start)
 
     @cached_property
-    def missed_kinds(self) -> NDArray[Any]:
-        """[A] kind of each missed token, empty where nothing is missed."""
+    def missed_kinds(self) -> NDArray[np.int8]:
+        """[A] kind of each missed token, as its index in `KINDS`; -1 where nothing is missed."""
         tokens, where = np.unique(self.outcomes.missed, return_inverse=True)
-        kinds = ["" if token < 0 else kind_of(self._text(token)) for token in tokens.tolist()]
-        return np.array(kinds, dtype=object)[where]
+        kinds = [
+            -1 if token < 0 else KINDS.index(kind_of(self._text(token)))
+            for token in tokens.tolist()
+        ]
+        return np.array(kinds, np.int8)[where]
 
-    @cached_property
+    @property
     def kinds(self) -> list[str]:
         """Kinds of the tokens that are missed anywhere."""
-        found = set(self.missed_kinds)
-        return [kind for kind in KINDS if kind in found]
+        return [KINDS[i] for i in np.unique(self.missed_kinds) if i >= 0]
 
     def kept(self, wanted: Filter) -> Mask:
         """[A] the blocks that pass a filter."""
-        if wanted not in self._kept:
-            self._kept[wanted] = self._passing(wanted)
-        return self._kept[wanted]
-
-    def _passing(self, wanted: Filter) -> Mask:
         scores, accepted = self.scores, self.outcomes.accepted
         kept = self.outcomes.visited.copy() if wanted.decoded else np.ones(len(accepted), bool)
         if wanted.prompt:
-            ids = scores.prompt_ids
-            kept &= scores.prompt == (ids.index(wanted.prompt) if wanted.prompt in ids else -1)
+            kept &= scores.prompt == scores.prompt_ids.index(wanted.prompt)
         if wanted.miss != ANY:
             kept &= accepted == (self.n_proposed if wanted.miss == NO_MISS else wanted.miss - 1)
         if wanted.kind:
-            kept &= self.missed_kinds == wanted.kind
+            kept &= self.missed_kinds == KINDS.index(wanted.kind)
         return kept
 
     def place(self, row: int) -> tuple[str, int]:

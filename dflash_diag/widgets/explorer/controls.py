@@ -34,7 +34,6 @@ class Controls:
         names = [(explorer.run.name(role), role) for role in explorer.roles]
         role = explorer.roles[0]
         own = explorer.blocks(role)
-        kinds = [("any", ""), *((kind, kind) for kind in own.kinds)]
         decoded = [("rounds of decoding", True), ("every anchor", False)]
         within: list[Option] = [("all prompts", False), ("this prompt", True)]
         self.menus = {
@@ -42,9 +41,9 @@ class Controls:
             "beside": menu("beside", self._beside(role), explorer.other(role), SHORT),
             "blocks": menu("blocks", decoded, True, SHORT),
             "first miss": menu("first miss", _misses(own), ANY, SHORT),
-            "token kind": menu("token kind", kinds, "", SHORT),
+            "token kind": menu("token kind", _kinds(own), "", SHORT),
             "within": menu("within", within, False, SHORT),
-            "prompt": menu("prompt", self._prompts(own), own.prompts[0]),
+            "prompt": menu("prompt", _prompts(own), own.prompts[0]),
             "anchor": menu("anchor", [NO_BLOCK], NOWHERE),
             "order": menu("order", [(one, one) for one in ORDERS], "as in the text", SHORT),
             "tree nodes": menu("tree nodes", [(str(n), n) for n in BUDGETS], 16, SHORT),
@@ -118,9 +117,9 @@ class Controls:
                 role, beside = change["new"], self["beside"]
                 offer(self.menus["beside"], self._beside(role))
                 self.menus["beside"].value = self.explorer.other(role) if beside else ""
+                offer(self.menus["prompt"], _prompts(self.blocks))
                 offer(self.menus["first miss"], _misses(self.blocks))
-                kinds = [("any", ""), *((kind, kind) for kind in self.blocks.kinds)]
-                offer(self.menus["token kind"], kinds)
+                offer(self.menus["token kind"], _kinds(self.blocks))
             if name in ("checkpoint", "blocks", "first miss", "token kind", "within"):
                 self._show(self._nearest())
             elif name == "prompt":
@@ -167,7 +166,6 @@ class Controls:
             self.menus["anchor"].value = self.blocks.place(row)[1]
 
     def _offer_anchors(self) -> None:
-        offer(self.menus["prompt"], self._prompts(self.blocks))
         wanted = Filter(self["blocks"], self["first miss"], self["token kind"], self["prompt"])
         rows = np.flatnonzero(self.blocks.kept(wanted)).tolist()
         accepted, d = self.blocks.outcomes.accepted, self.blocks.n_proposed
@@ -206,9 +204,6 @@ class Controls:
         nothing = "nothing" if others else "nothing (give --reference)"
         return [(nothing, ""), *others]
 
-    def _prompts(self, blocks: Blocks) -> list[Option]:
-        return [(one, one) for one in blocks.prompts]
-
 
 NOWHERE = -1
 NO_BLOCK: Option = ("no block passes the filter", NOWHERE)
@@ -216,9 +211,17 @@ SHORT = "19em"
 WRAP = {"flex_flow": "row wrap"}
 
 
+def _prompts(blocks: Blocks) -> list[Option]:
+    return [(one, one) for one in blocks.prompts]
+
+
 def _misses(blocks: Blocks) -> list[Option]:
     at: list[Option] = [(f"k = {k}", k) for k in range(1, blocks.n_proposed + 1)]
     return [("any", ANY), *at, ("none, all accepted", NO_MISS)]
+
+
+def _kinds(blocks: Blocks) -> list[Option]:
+    return [("any", ""), *((kind, kind) for kind in blocks.kinds)]
 
 
 def _button(name: str) -> Any:

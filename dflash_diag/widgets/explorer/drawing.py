@@ -56,15 +56,18 @@ def context(pieces: Sequence[str], anchor: int, token: int, words: Words) -> str
     )
 
 
-def lines(blocks: Sequence[Block], word: Words) -> str:
+def lines(blocks: Sequence[Block], words: Words) -> str:
     """The target's tokens behind the anchor, and each drafter's, one box a token."""
-    longest = max(blocks, key=lambda one: one.position(len(one.labels)))
-    target = "".join(f'<span class="token">{_shown(word, t)}</span>' for t in longest.labels)
+    labels = {
+        one.position(k): token for one in blocks for k, token in enumerate(one.labels.tolist(), 1)
+    }
+    ahead = [_shown(words, labels[position]) for position in sorted(labels)]
+    target = "".join(f'<span class="token">{text}</span>' for text in ahead)
     parts = [_line("the target says", target)]
     for one in blocks:
         tokens = "".join(
             f'<span class="token {CLASSES[one.outcome(k)]}"><b>{_sign(one, k)}</b>'
-            f"{_shown(word, token)}</span>"
+            f"{_shown(words, token)}</span>"
             for k, token in enumerate(one.proposed.tolist(), start=1)
         )
         parts.append(_line(f"{one.name} drafts", tokens))
@@ -87,7 +90,7 @@ def _sign(block: Block, k: int) -> str:
 
 def _shown(words: Words, token: int) -> str:
     """A token in its box: line ends as arrows, blanks alone as their own sign."""
-    text = words.text(int(token))
+    text = words.text(token)
     if text is None:
         return f"[{token}]"
     visible = text.translate(BLANKS)
@@ -187,8 +190,6 @@ def walk(blocks: Blocks, row: int, visit: Visit, words: Words) -> str:
         said = (
             f"Decoding jumps over this anchor: it is proposal {proposal} of the "
             f"{found.accepted[start]} that round {visit.at + 1} accepts"
-            if proposal <= found.accepted[start]
-            else f"Decoding ends before this anchor: round {visit.at + 1} is its last"
         )
     first = max(0, visit.at - AROUND)
     shown = visit.rounds[first : visit.at + AROUND + 1].tolist()
@@ -215,7 +216,7 @@ STYLE = """<style>
   --line: color-mix(in srgb, currentColor 35%, transparent); }
 .explorer p, .explorer ul { margin: 0.5em 0; max-width: 46rem; }
 .explorer .soft, .explorer .who { opacity: 0.8; }
-.explorer pre { margin: 0.2em 0 0.6em; font-size: 0.93em; max-height: 16em; overflow-y: auto; }
+.explorer pre { margin: 0.2em 0 0.6em; font-size: 0.93em; }
 .explorer .anchor { font-weight: bold; border: 1.5px solid; border-radius: 3px; padding: 0 2px; }
 .explorer .lines { display: grid; grid-template-columns: max-content 1fr; gap: 0.3em 0.9em;
   margin: 0.6em 0; align-items: baseline; }

@@ -6,6 +6,8 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dflash_diag.diagnostics.reference import doubt, doubted
+from dflash_diag.errors import BadInput
 from dflash_diag.outcomes import PICKS
 from dflash_diag.views import token_pieces
 from dflash_diag.widgets.explorer import drawing
@@ -57,11 +59,19 @@ class Explorer:
             The drafter, and another to put beside it; ``"drafter"`` or ``"reference"``.
         nodes
             Of the tree, the root not counted.
+
+        Raises
+        ------
+        BadInput
+            The drafter has no block there.
         """
         own = self.blocks(role)
         row = own.row(prompt, anchor)
         if row is None:
-            raise KeyError(f"{own.name} has no block at position {anchor} of {prompt}")
+            raise BadInput(
+                f"{own.name} has no block at position {anchor} of {prompt!r}",
+                f"a generated position that is followed by {own.n_proposed} tokens",
+            )
         shown, lacking = [own.block(row)], ""
         if beside:
             other = self.blocks(beside)
@@ -79,7 +89,7 @@ class Explorer:
             drawing.STYLE,
             drawing.headline(prompt, where, shown, self.words),
             lacking,
-            self._untold(),
+            self._cautions,
             drawing.context(pieces, anchor, tokens[anchor], self.words),
             drawing.lines(shown, self.words),
             drawing.slots(shown, self.words),
@@ -109,15 +119,20 @@ class Explorer:
             self._context = prompt, pieces, tokens
         return self._context[1:]
 
-    def _untold(self) -> str:
-        """What tokens are called where there is no tokenizer."""
-        if self.words.decode is not None:
-            return ""
-        which = "Tokens" if self.run.capture.foreign else "Tokens that the capture does not have"
-        return (
-            f'<p class="soft">{which} are shown by their ids in brackets: no tokenizer is at hand '
-            "(give the target's folder with --target).</p>"
-        )
+    @cached_property
+    def _cautions(self) -> str:
+        """What has to be known of every block: who wrote the text, and what tokens are called."""
+        said = []
+        text = doubted(self.run)
+        if text is not None:
+            said.append(f"{doubt(text)} Accepted means equal to that text.")
+        if self.words.decode is None:
+            which = "Tokens" if self.run.capture.foreign else "Tokens that the capture has not"
+            said.append(
+                f"{which} are shown by their ids in brackets: no tokenizer is at hand (give the "
+                "target's folder with --target)."
+            )
+        return "".join(f'<p class="soft">{escape(one)}</p>' for one in said)
 
     def nothing(self, wanted: Filter, prompt: str) -> str:
         """What is shown where no block passes the filter."""
