@@ -41,6 +41,7 @@ NOTEBOOKS = {
     "05_attention_mask": "Mask",
     "06_train_vs_eval": "Train vs. eval",
     "07_training_audit": "Step",
+    "09_explorer": "Explorer",
 }
 """Notebooks of the report in order, and what their pages are called."""
 KEY_FIGURES = (

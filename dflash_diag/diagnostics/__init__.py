@@ -20,6 +20,7 @@ MODULES = (
     "by_position",
     "comparison",
     "prompts",
+    "rounds",
     "trees",
     "repetition",
     "alignment_causes",

@@ -162,6 +162,31 @@ def _prompts(result: Result, ax: Axes) -> None:
     set_title(ax, f"{result.params['finding']} ({n_prompts(result)}{few})")
 
 
+def _rounds(result: Result, ax: Axes) -> None:
+    frame = result.frame
+    last = int(frame["accepted"].max())
+    roles = drafters(frame)
+    for i, (role, _) in enumerate(roles):
+        rows, look = frame[frame["role"] == role], look_of(role)
+        at = rows["accepted"] + 0.22 * (i - (len(roles) - 1) / 2)
+        ax.vlines(at, 0, rows["share"], color=look.colour, linewidth=1, alpha=0.5)
+        known = rows["lo"].notna()
+        ax.vlines(at[known], rows["lo"][known], rows["hi"][known], color=look.colour,
+                  linewidth=3.5, alpha=0.4)  # fmt: skip
+        ax.plot(at, rows["share"], look.marker, color=look.colour, markersize=6, zorder=3)
+    for i, (role, name) in enumerate(roles):
+        look, height = look_of(role), 0.93 - 0.08 * i
+        ax.plot(0.4, height, look.marker, color=look.colour, markersize=6,
+                transform=ax.transAxes)  # fmt: skip
+        ax.annotate(name, (0.4, height), xycoords="axes fraction", xytext=(8, 0), va="center",
+                    textcoords="offset points", color=look.colour, fontsize=9.5,
+                    fontweight="bold")  # fmt: skip
+    ax.set_xticks(range(last + 1), ["none", *map(str, range(1, last + 1))])
+    ax.set_xlabel("accepted proposals [tokens]")
+    rate_axis(ax, "rounds [share]")
+    set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
+
+
 FEW_ROUNDS = 10
 """Conditional rates over fewer rounds are not drawn: they jump about."""
 
@@ -328,6 +353,15 @@ PLOTS: dict[str, Plot] = {
             "by the drafter. The dotted line is the drafter's mean over prompts."
         ),
         height=lambda r: 1.4 + 0.235 * min(ROWS, r.frame["id"].nunique()),
+    ),
+    "acceptance.rounds": Plot(
+        panels=(_rounds,),
+        shows="Share of rounds of decoding by how many proposals they accept",
+        caption=(
+            "Share of the rounds of decoding that accept none, one, two and so on of their "
+            "proposals, bonus token not counted. Thick bars: 95 % intervals over prompts."
+        ),
+        height=lambda _: 3.1,
     ),
     "acceptance.trees": Plot(
         panels=(

@@ -7,6 +7,7 @@ page answers without a script.
 from __future__ import annotations
 
 from dflash_diag.widgets.blocks import BlockBrowser
+from dflash_diag.widgets.explorer import Explorer
 from dflash_diag.widgets.states import StateBrowser
 
-__all__ = ["BlockBrowser", "StateBrowser"]
+__all__ = ["BlockBrowser", "Explorer", "StateBrowser"]

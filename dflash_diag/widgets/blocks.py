@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from dflash_diag.alignment_runs import real_blocks
 from dflash_diag.one_block import BlockDrafts, DraftedBlock, Sight, sights
 from dflash_diag.positions import pair_energies, phase_errors
 from dflash_diag.readings import OFFSETS
-from dflash_diag.targets import load_tokenizer
 from dflash_diag.views import token_pieces
 from dflash_diag.widgets.shared import Option, group, menu, offer, table, view, with_arrows
+from dflash_diag.widgets.words import Words
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
@@ -78,23 +77,9 @@ class BlockBrowser:
         return errors
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        target = self.run.config.target
-        return load_tokenizer(target) if target and Path(target).is_dir() else None
-
-    @cached_property
-    def _known(self) -> dict[int, str]:
-        """Texts of the tokens that the capture has, for where there is no tokenizer."""
-        capture = self.run.capture
-        if capture.foreign:
-            return {}
-        tables = [capture.positions(i) for i in range(len(capture))]
-        return {
-            token: text
-            for rows in tables
-            for token, text in zip(rows["token"], rows["text"], strict=True)
-            if isinstance(text, str)
-        }
+    def words(self) -> Words:
+        """What tokens are called."""
+        return Words(self.run)
 
     def typical(self) -> tuple[str, int]:
         """Prompt and anchor of a block that is accepted about as far as the median one."""
@@ -140,7 +125,7 @@ class BlockBrowser:
         how = block.how
         phases = self.phases[self.offsets.index(offset)]
         seen = sights(how, block.anchor, self.drafts.anchors(index))
-        fed = [self._word(int(self.run.capture.tokens(index)[block.anchor]))]
+        fed = [self.words.quoted(int(self.run.capture.tokens(index)[block.anchor]))]
         fed += ["mask"] * (how.block_size - 1)
         proposals = [("—",) * 6] * how.first_slot + list(self._proposals(block))
         rows = [
@@ -176,19 +161,12 @@ class BlockBrowser:
             rank = int(found.rank[k])
             yield (
                 str(position),
-                self._word(label),
-                self._word(own),
+                self.words.quoted(label),
+                self.words.quoted(own),
                 _mark(right=label == own, ahead=k - block.accepted),
                 f"{float(found.topk_logprobs[k, 0].exp()):.2f}",
                 str(rank) if found.label_logprob[k].isfinite() else "never",
             )
-
-    def _word(self, token: int) -> str:
-        """A token's text in quotes, blanks and line ends visible; its id if that is all."""
-        text = self._known.get(token)
-        if self._tokenizer is not None:
-            text = self._tokenizer.decode([token])
-        return f"[{token}]" if not text else repr(text)
 
     def static_html(self) -> str:
         """A block that is accepted about as far as the median one."""
@@ -227,7 +205,7 @@ class BlockBrowser:
     def _anchors(self, prompt: str) -> list[Option]:
         index = self.run.capture.index(prompt)
         tokens = self.run.capture.tokens(index).tolist()
-        return [(f"{a}: {self._word(tokens[a])}", a) for a in self.drafts.anchors(index)]
+        return [(f"{a}: {self.words.quoted(tokens[a])}", a) for a in self.drafts.anchors(index)]
 
     def __repr__(self) -> str:
         return f"BlockBrowser of {self.run.name(self.role)}, {len(self.prompts)} prompts"

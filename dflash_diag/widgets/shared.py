@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_diag.views import NUMBER
 
@@ -12,12 +12,24 @@ Option = tuple[str, Any]
 """What a menu says, and the value that it stands for."""
 
 
-def menu(label: str, options: Sequence[Option], value: Any) -> Any:
-    """A menu of options, one of them chosen."""
+class Cell(NamedTuple):
+    """A table's cell that is more than its text."""
+
+    html: str
+    attributes: str = ""
+
+
+def menu(label: str, options: Sequence[Option], value: Any, width: str = "36em") -> Any:
+    """A menu of options, one of them chosen.
+
+    Parameters
+    ----------
+    width
+        As wide as the names of most prompts by default; less where the window is narrow.
+    """
     import ipywidgets
 
-    # As wide as the names of most prompts; less where the window is narrow.
-    layout = {"width": "auto", "min_width": "0", "flex": "0 1 36em"}
+    layout = {"width": "auto", "min_width": "0", "flex": f"0 1 {width}"}
     return ipywidgets.Dropdown(options=options, value=value, description=label, layout=layout)
 
 
@@ -72,9 +84,12 @@ def group(kind: str, name: str, parts: Iterable[str]) -> str:
 
 
 def table(
-    caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], classes: Sequence[str] = ()
+    caption: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str | Cell]],
+    classes: Sequence[str] = (),
 ) -> str:
-    """A table of plain text, columns of numbers right-aligned.
+    """A table of plain text where it has no `Cell`, columns of numbers right-aligned.
 
     Parameters
     ----------
@@ -83,17 +98,14 @@ def table(
     """
     rows = list(rows)
     columns = list(zip(*rows, strict=True)) or [()] * len(head)
-    kinds = [
-        ' class="num"' if all(cell == "—" or NUMBER.match(cell) for cell in column) else ""
-        for column in columns
-    ]
+    kinds = [' class="num"' if all(map(_is_number, column)) else "" for column in columns]
     heads = "".join(
         f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(head, kinds, strict=True)
     )
     marks = [f' class="{one}"' if one else "" for one in classes] or [""] * len(rows)
     body = "".join(
         f"<tr{mark}>"
-        + "".join(f"<td{k}>{escape(cell)}</td>" for cell, k in zip(row, kinds, strict=True))
+        + "".join(_td(cell, kind) for cell, kind in zip(row, kinds, strict=True))
         + "</tr>"
         for row, mark in zip(rows, marks, strict=True)
     )
@@ -103,12 +115,22 @@ def table(
     )
 
 
+def _is_number(cell: str | Cell) -> bool:
+    return isinstance(cell, str) and (cell == "—" or NUMBER.match(cell) is not None)
+
+
+def _td(cell: str | Cell, kind: str) -> str:
+    if isinstance(cell, Cell):
+        return f"<td{cell.attributes}>{cell.html}</td>"
+    return f"<td{kind}>{escape(cell)}</td>"
+
+
 # Shades of the text's own colour, so that dark and light themes both show them.
 _STYLE = """<style>
 .browser { line-height: 1.4; }
 .browser .wide { overflow-x: auto; }
 .browser table { border-collapse: collapse; margin: 0.6em 0; text-align: left; }
-.browser caption { text-align: left; opacity: 0.8; }
+.browser caption { text-align: left; opacity: 0.9; }
 .browser td, .browser th { padding: 0.1em 1.1em 0.1em 0; vertical-align: bottom; }
 .browser td.num, .browser th.num { text-align: right; }
 .browser td.num { white-space: nowrap; }

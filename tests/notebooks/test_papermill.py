@@ -237,6 +237,23 @@ def test_the_browser_of_blocks_is_live_in_a_notebook_and_static_on_the_page(site
     assert len(shown.tbody.find_all("tr")) == tiny_world.BLOCK
 
 
+def test_the_explorer_is_live_in_a_notebook_and_static_on_the_page(site):
+    path = site / "notebooks" / "09_explorer.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    outputs = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
+    (view,) = [data for data in outputs if report.WIDGET_VIEW in data]
+    html = (site / f"{path.stem}.html").read_text()
+    shown = BeautifulSoup(html, "html.parser").select(".browser.explorer")
+    static = BeautifulSoup(view["text/html"], "html.parser").select(".browser.explorer")
+    assert [one.get_text() for one in shown] == [one.get_text() for one in static]
+    assert len(shown) >= 2  # which rounds there are, and one of them at least
+    for one in shown[1:]:
+        assert one.pre.get_text()
+        assert len(one.svg.find_all("circle")) == 17
+        assert len(one.find_all("table")) == 4  # proposals, each drafter's candidates, the walk
+    assert len(html) < 1_000_000
+
+
 def test_the_transcript_holds_every_token_once_and_every_round(site, config):
     run = Run.open(config)
     html = views.Transcript(run, n=2).static_html()

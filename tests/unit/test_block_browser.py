@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,7 +73,7 @@ def outcomes(right) -> list[str]:
 
 def test_a_block_shows_what_was_scored_at_its_anchor(run, browser):
     scores = run.scores("drafter")
-    word = browser._word
+    word = browser.words.quoted
     for a in range(0, len(scores.anchor), 5):
         prompt, anchor = scores.prompt_ids[scores.prompt[a]], int(scores.anchor[a])
         html = browser.html(prompt, anchor, 0)
@@ -158,7 +157,7 @@ def test_an_offset_moves_the_positions_and_drafts_again(run, browser):
     rows = table(html)
     assert [row["position"] for row in rows] == [str(anchor - 2 + k) for k in range(D + 1)]
     said = [row["drafter"] for row in rows[1:]]
-    assert said == [browser._word(int(t)) for t in scores.proposed[a]]
+    assert said == [browser.words.quoted(int(t)) for t in scores.proposed[a]]
     stays = run.scores("drafter").accepted[a]
     assert f"with the block moved by -2; {stays} of {D} in its place" in html
     assert all(int(row["phase"]) > 0 for row in rows)
@@ -277,7 +276,7 @@ def test_the_static_twin_is_a_typical_block_without_a_script(run, browser):
 
 
 def test_hostile_text_stays_text(run, browser):
-    browser.__dict__["_tokenizer"] = SimpleNamespace(decode=lambda ids: f"<script>{ids}</script>")
+    browser.words.__dict__["decode"] = lambda token: f"<script>{token}</script>"
     html = browser.html(HOSTILE, browser.drafts.anchors(0)[0], 0)
     assert HOSTILE not in html
     assert "<script" not in html
@@ -298,7 +297,7 @@ def test_without_a_tokenizer_tokens_have_the_captures_text_or_their_id(run, tmp_
     alone = BlockBrowser(Run.open(config))
     seen = set(torch.cat([run.capture.tokens(i) for i in range(2)]).tolist())
     unseen = next(token for token in range(tiny_world.VOCABULARY) if token not in seen)
-    letter = next(t for t, text in alone._known.items() if text.isalpha() and text.isascii())
-    assert alone._word(letter) == repr(BlockBrowser(run)._tokenizer.decode([letter]))
-    assert alone._word(unseen) == f"[{unseen}]"
+    letter = next(t for t, text in alone.words.known.items() if text.isalpha() and text.isascii())
+    assert alone.words.quoted(letter) == repr(BlockBrowser(run).words.decode(letter))
+    assert alone.words.quoted(unseen) == f"[{unseen}]"
     assert table(alone.html(*alone.typical(), 0))
