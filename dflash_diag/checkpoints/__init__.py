@@ -13,6 +13,7 @@ from dflash_diag.checkpoints.reading import Checkpoint, read_checkpoint
 from dflash_diag.checkpoints.resolving import resolve_convention
 from dflash_diag.checkpoints.stacks.detecting import READERS, Stack, detect_stack
 from dflash_diag.checkpoints.target_check import check_against_target, target_contradictions
+from dflash_diag.checkpoints.training_step import training_step
 
 __all__ = [
     "READERS",
@@ -37,4 +38,5 @@ __all__ = [
     "read_checkpoint",
     "resolve_convention",
     "target_contradictions",
+    "training_step",
 ]

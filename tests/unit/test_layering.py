@@ -89,10 +89,11 @@ LAYERS = [
         "config",
         "doctor",
         "gap_runs",
+        "history",
         "runs",
         "state_runs",
     },
-    {"history", "plotting", "report", "views", "widgets"},
+    {"executors", "plotting", "report", "views", "watch", "widgets"},
     {"cli"},
 ]
 OUTSIDE = {"__init__", "__main__", "zoo"}
