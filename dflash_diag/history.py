@@ -16,6 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from dflash_diag.compare import Side
 from dflash_diag.errors import BadInput
 from dflash_diag.stats import Estimate
 from dflash_diag.storage import StrPath, alone, atomic_write, read_json
@@ -39,6 +42,8 @@ class Row:
     """Path of the checkpoint; what lies there may have been replaced since."""
     step: int | None
     """Training step, if the checkpoint or its name tells."""
+    written: datetime
+    """UTC; when the checkpoint's weights were last written."""
     finished: datetime
     """UTC."""
     verdict: str
@@ -53,7 +58,7 @@ class Row:
     """The same over all anchors."""
     n_prompts: int
     capture: str
-    """Hash of the capture: rows with the same one were measured on the same tokens."""
+    """Hash of the text that was decoded (`dflash_diag.compare.text_digest`)."""
     out: str
     """Folder of the run, relative to the history's."""
     ids: tuple[str, ...]
@@ -62,6 +67,12 @@ class Row:
     """[N] tokens that decoding got: the sum of accepted + 1 over the rounds."""
     rounds: tuple[int, ...]
     """[N] rounds."""
+
+    @property
+    def side(self) -> Side:
+        """What `dflash_diag.compare.pair` takes."""
+        tokens, rounds = (np.array(one, np.float64) for one in (self.tokens, self.rounds))
+        return Side(self.name, self.step, self.capture, self.ids, tokens, rounds)
 
     @property
     def tau(self) -> Estimate:
@@ -121,8 +132,8 @@ def append(path: StrPath, row: Row) -> list[Row]:
     return rows
 
 
-def row_of(out: StrPath, *, beside: StrPath, run_id: str = "", step: int | None = None) -> Row:
-    """The row of a finished report.
+def row_of(out: StrPath, *, beside: StrPath, written: datetime, step: int | None = None) -> Row:
+    """The row of a finished report; its id is the name of the folder.
 
     Parameters
     ----------
@@ -130,8 +141,6 @@ def row_of(out: StrPath, *, beside: StrPath, run_id: str = "", step: int | None 
         The run's folder.
     beside
         Folder of the history.
-    run_id
-        The folder's name unless given.
 
     Raises
     ------
@@ -141,7 +150,7 @@ def row_of(out: StrPath, *, beside: StrPath, run_id: str = "", step: int | None 
     out = Path(out).resolve()
     summary = read_json(out / "summary.json")
     try:
-        return _row_of(summary, out, Path(beside).resolve(), run_id or out.name, step)
+        return _row_of(summary, out, Path(beside).resolve(), written, step)
     except (KeyError, TypeError) as error:
         raise BadInput(
             f"{out / 'summary.json'} has no scores of a drafter", "a finished report"
@@ -155,14 +164,17 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame([asdict(row) for row in rows], columns=[f.name for f in fields(Row)])
 
 
-def _row_of(summary: Mapping[str, Any], out: Path, beside: Path, run_id: str, step: Any) -> Row:
+def _row_of(
+    summary: Mapping[str, Any], out: Path, beside: Path, written: datetime, step: int | None
+) -> Row:
     scored, provenance = summary["scores"]["drafter"], summary["provenance"]
     walked, per_prompt = scored["tau"]["walked_micro"], scored["per_prompt"]
     return Row(
-        run_id=run_id,
+        run_id=out.name,
         name=summary["drafters"]["drafter"],
         checkpoint=summary["config"]["drafter"],
         step=step,
+        written=written,
         finished=datetime.fromisoformat(provenance["times"]["finished"]),
         verdict=summary["verdict"],
         cause=_first_cause(out),
@@ -171,7 +183,7 @@ def _row_of(summary: Mapping[str, Any], out: Path, beside: Path, run_id: str, st
         tau_walked_hi=walked["hi"],
         tau_uniform=scored["tau"]["uniform_micro"]["value"],
         n_prompts=len(per_prompt),
-        capture=provenance["content"]["capture"],
+        capture=provenance["content"]["text"],
         out=os.path.relpath(out, beside),
         ids=tuple(one["id"] for one in per_prompt),
         tokens=tuple(sum(one["rounds"]) for one in per_prompt),
@@ -188,8 +200,8 @@ def _first_cause(out: Path) -> str:
 
 def _row(value: Mapping[str, Any]) -> Row:
     lists = {name: tuple(value[name]) for name in ("ids", "tokens", "rounds")}
-    finished = value["finished"].replace(tzinfo=UTC)
-    return Row(**{f.name: value[f.name] for f in fields(Row)} | lists | {"finished": finished})
+    moments = {name: value[name].replace(tzinfo=UTC) for name in ("written", "finished")}
+    return Row(**{f.name: value[f.name] for f in fields(Row)} | lists | moments)
 
 
 def _bytes(rows: Sequence[Row]) -> bytes:
@@ -207,13 +219,15 @@ def _columns() -> pa.Schema:
     import pyarrow as pa
 
     text, number, count = pa.string(), pa.float64(), pa.int64()
+    moment = pa.timestamp("us", tz="UTC")
     return pa.schema(
         {
             "run_id": text,
             "name": text,
             "checkpoint": text,
             "step": count,
-            "finished": pa.timestamp("s", tz="UTC"),
+            "written": moment,
+            "finished": moment,
             "verdict": text,
             "cause": text,
             "tau_walked": number,

@@ -212,11 +212,11 @@ def capture_only(config: RunConfig) -> Capture:
         )
     like = Capture.load(config.like) if config.like else None
     prompts = read_prompts(config.prompts) if like is None else []
-    taps = None
-    if config.drafter:
-        reading = Reading.read(config.drafter)
+    taps: set[int] = set()
+    for path in filter(None, (config.drafter, config.reference)):
+        reading = Reading.read(path)
         reading.check(_declared_facts(config.target))
-        taps = reading.convention.taps
+        taps |= set(reading.convention.taps)
     content = config.model_dump(mode="json", exclude={"out", "server_timeout"})
     default = f"captures/{Path(config.target).name}-{storage.content_key(content)[:8]}"
     return make_capture(
@@ -226,7 +226,7 @@ def capture_only(config: RunConfig) -> Capture:
         max_new_tokens=None if like else config.max_new_tokens or NEW_TOKENS,
         like=like,
         layers=config.layers,
-        taps=taps,
+        taps=sorted(taps) or None,
         dtype=config.dtype,
         device=config.device,
         backend=config.backend,
@@ -408,7 +408,7 @@ class Run:
         if self.config.capture:
             found = Capture.load(self.config.capture, target=self.config.target or None)
         else:
-            folder = self.out / "captures" / self._capture_key[:12]
+            folder = self.out / "captures" / self.capture_key[:12]
             if not (folder / "manifest.json").is_file():
                 self._make_capture(folder)
             # Hashed whole before it is scored; showing results should not wait for that.
@@ -451,7 +451,8 @@ class Run:
         )
 
     @cached_property
-    def _capture_key(self) -> str:
+    def capture_key(self) -> str:
+        """What a capture that the run would make depends on."""
         from dflash_diag.targets import fingerprint
 
         folder, server = Path(self.config.target), _server(self.config)
@@ -472,6 +473,17 @@ class Run:
     def capture_digest(self) -> str:
         """Hash of what the capture holds."""
         return self.digest_of(self.capture)
+
+    @cached_property
+    def text_digest(self) -> str:
+        """Hash of the prompts and of what the target made of them: equal text can be compared."""
+        from dflash_diag.compare import text_digest
+
+        capture = self.capture
+        return text_digest(
+            (one.id, one.n_prompt_tokens, capture.tokens(i).tolist())
+            for i, one in enumerate(capture.prompts)
+        )
 
     @staticmethod
     def digest_of(capture: Capture) -> str:
@@ -878,6 +890,7 @@ class Run:
             },
             target=dict(self.capture.target_facts),
             capture=self.capture_digest,
+            text=self.text_digest,
             seed=self.seed,
             draws=self.draws,
         )

@@ -17,6 +17,7 @@ from dflash_diag.cli.options import (
     NewTokens,
     Out,
     Prompts,
+    Reference,
     ServerModel,
     ServerTimeout,
     ServerUrl,
@@ -44,6 +45,7 @@ def verb(
     target: Target,
     prompts: Prompts = "",
     drafter: Drafter = "",
+    reference: Reference = "",
     max_new_tokens: NewTokens = 0,
     like: Annotated[
         str,
@@ -69,8 +71,8 @@ def verb(
     machine and scored on a laptop. Prints the folder and, on standard error, whether the text that
     a server wrote is the target's own.
 
-    With --drafter the states kept are those that this drafter taps (and their neighbours); without
-    it, those that the usual layer rule picks. --layers all keeps every layer.
+    With --drafter, and --reference, the states kept are those that these drafters tap (and their
+    neighbours); without, those that the usual layer rule picks. --layers all keeps every layer.
 
     With --like nothing is decoded: this target, backend and precision run over the tokens of a
     capture that is there, so that the two can be compared state by state.

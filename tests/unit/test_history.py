@@ -22,6 +22,7 @@ def a_row(**changes) -> Row:
         "name": "step_20",
         "checkpoint": "/ckpt/step_20",
         "step": 20,
+        "written": datetime(2026, 11, 30, 11, 0, 0, 250, tzinfo=UTC),
         "finished": datetime(2026, 11, 30, 12, 0, 5, tzinfo=UTC),
         "verdict": "WARN",
         "cause": "mask.window",
@@ -46,6 +47,7 @@ def test_rows_come_back_as_they_were(tmp_path):
     later = a_row(run_id="b", finished=datetime(2026, 11, 30, 13, tzinfo=UTC))
     append(path, later)
     assert append(path, first) == read_history(path) == [first, later]
+    assert later.side.at(["p1"]).numerators.tolist() == [15]
     assert str(later.tau) == "2.5 [2.25, 2.75] tokens"
 
 
@@ -118,24 +120,25 @@ def test_the_row_of_a_finished_report(tmp_path):
         "scores": {"drafter": scored},
         "config": {"drafter": "/ckpt/d"},
         "provenance": {
-            "content": {"capture": "c0ffee"},
+            "content": {"capture": "of its states too", "text": "c0ffee"},
             "times": {"finished": "2026-11-30T12:00:05+00:00"},
         },
     }
     storage.write_json(out / "summary.json", summary)
-    found = row_of(out, beside=tmp_path, step=7)
+    found = row_of(out, beside=tmp_path, written=a_row().written, step=7)
+    assert found.capture == "c0ffee"
     assert (found.tokens, found.rounds, found.ids) == ((4, 2), (2, 1), ("a", "b"))
     assert (found.out, found.run_id, found.step, found.cause) == ("runs/one", "one", 7, "")
     doctor = {"params": {"found": ["label.shift", "metric.bonus"]}}
     storage.write_json(out / "results" / "doctor.causes" / "result.json", doctor)
-    assert row_of(out, beside=tmp_path).cause == "label.shift"
+    assert row_of(out, beside=tmp_path, written=a_row().written).cause == "label.shift"
     append(tmp_path / "history.parquet", found)
     assert read_history(tmp_path / "history.parquet") == [found]
 
 
 def test_no_report_no_row(tmp_path):
     with pytest.raises(BadInput, match="no such file"):
-        row_of(tmp_path, beside=tmp_path)
+        row_of(tmp_path, beside=tmp_path, written=a_row().written)
     storage.write_json(tmp_path / "summary.json", {"scores": {}})
     with pytest.raises(BadInput, match="no scores of a drafter"):
-        row_of(tmp_path, beside=tmp_path)
+        row_of(tmp_path, beside=tmp_path, written=a_row().written)
