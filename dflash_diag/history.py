@@ -71,7 +71,7 @@ class Row:
     @property
     def side(self) -> Side:
         """What `dflash_diag.compare.pair` takes."""
-        tokens, rounds = (np.array(one, np.float64) for one in (self.tokens, self.rounds))
+        tokens, rounds = np.array(self.tokens), np.array(self.rounds)
         return Side(self.name, self.step, self.capture, self.ids, tokens, rounds)
 
     @property
@@ -157,6 +157,28 @@ def row_of(out: StrPath, *, beside: StrPath, written: datetime, step: int | None
         ) from error
 
 
+def reference_side(row: Row, folder: StrPath) -> Side | None:
+    """What decoding got with the reference drafter in a row's run; None if the run had none.
+
+    Parameters
+    ----------
+    folder
+        Where the history lies.
+
+    Raises
+    ------
+    BadInput
+        The run is gone.
+    """
+    summary = read_json(Path(folder) / row.out / "summary.json")
+    scored = summary["scores"].get("reference")
+    if scored is None:
+        return None
+    ids, tokens, rounds = _by_prompt(scored)
+    name = summary["drafters"]["reference"]
+    return Side(name, None, row.capture, ids, np.array(tokens), np.array(rounds))
+
+
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows as a table; per-prompt columns hold tuples."""
     import pandas as pd
@@ -168,7 +190,7 @@ def _row_of(
     summary: Mapping[str, Any], out: Path, beside: Path, written: datetime, step: int | None
 ) -> Row:
     scored, provenance = summary["scores"]["drafter"], summary["provenance"]
-    walked, per_prompt = scored["tau"]["walked_micro"], scored["per_prompt"]
+    walked, (ids, tokens, rounds) = scored["tau"]["walked_micro"], _by_prompt(scored)
     return Row(
         run_id=out.name,
         name=summary["drafters"]["drafter"],
@@ -182,12 +204,24 @@ def _row_of(
         tau_walked_lo=walked["lo"],
         tau_walked_hi=walked["hi"],
         tau_uniform=scored["tau"]["uniform_micro"]["value"],
-        n_prompts=len(per_prompt),
+        n_prompts=len(ids),
         capture=provenance["content"]["text"],
         out=os.path.relpath(out, beside),
-        ids=tuple(one["id"] for one in per_prompt),
-        tokens=tuple(sum(one["rounds"]) for one in per_prompt),
-        rounds=tuple(len(one["rounds"]) for one in per_prompt),
+        ids=ids,
+        tokens=tokens,
+        rounds=rounds,
+    )
+
+
+def _by_prompt(
+    scored: Mapping[str, Any],
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    """Ids, tokens and rounds of the prompts of what ``score --json`` writes."""
+    prompts = scored["per_prompt"]
+    return (
+        tuple(one["id"] for one in prompts),
+        tuple(sum(one["rounds"]) for one in prompts),
+        tuple(len(one["rounds"]) for one in prompts),
     )
 
 

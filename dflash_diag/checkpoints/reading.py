@@ -109,6 +109,11 @@ def read_checkpoint(
 
 
 _INDEX = "model.safetensors.index.json"
+FOLDER_OF_WEIGHTS = ("model.safetensors", _INDEX)
+"""Names that make the folder, rather than a file in it, the checkpoint."""
+_EXPORTED, _RAW = (".safetensors",), (".pt", ".pth", ".bin")
+WEIGHTS = _EXPORTED + _RAW
+"""Suffixes of files that can hold the weights."""
 _NOT_WEIGHTS = (
     "optimizer",
     "scheduler",
@@ -128,9 +133,9 @@ def _weights_in(folder: Path) -> tuple[Path, ...]:
         return (folder / "model.safetensors",)
     if (folder / _INDEX).exists():
         return _shards(folder / _INDEX)
-    for suffixes in ((".safetensors",), (".pt", ".pth", ".bin")):
+    for suffixes in (_EXPORTED, _RAW):
         found = sorted(
-            p for p in folder.iterdir() if p.suffix in suffixes and not _is_other_state(p)
+            p for p in folder.iterdir() if p.suffix in suffixes and not is_other_state(p)
         )
         if len(found) == 1:
             return tuple(found)
@@ -148,7 +153,8 @@ def _weights_in(folder: Path) -> tuple[Path, ...]:
     )
 
 
-def _is_other_state(path: Path) -> bool:
+def is_other_state(path: Path) -> bool:
+    """Whether a file beside the weights is called like an optimizer's state, a scheduler's, …."""
     return path.name.startswith(_NOT_WEIGHTS)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from dflash_diag.cli import audit, capture, divergence, doctor, report, score
+from dflash_diag.cli import audit, capture, divergence, doctor, report, score, watch
 from dflash_diag.cli.options import BAD_INPUT, DONE, INTERRUPTED
 from dflash_diag.errors import DiagError
 
@@ -52,6 +52,7 @@ VERBS = {
     "capture": capture,
     "divergence": divergence,
     "audit": audit,
+    "watch": watch,
 }
 """In the order in which ``--help`` lists them."""
 for _name, _module in VERBS.items():

@@ -1,0 +1,257 @@
+"""Where independent pieces of work run: on this machine, or on the nodes of a Ray cluster.
+
+A piece of work is a command line, so that a crash stays its own, and it tells what it did by files:
+the nodes of a cluster have to see the same paths, and the same Python with this package.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+from typing import Any, Protocol, Self
+
+from dflash_diag.errors import BadInput
+
+GRACE_S = 30.0
+"""Seconds that a command has to end by itself when it is told to stop: a notebook's cell is not
+broken off."""
+_POLL_S = 0.1
+_TAIL = 2000
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line; what it writes to standard error goes to the end of ``log``."""
+
+    arguments: tuple[str, ...]
+    log: str
+    given: str = ""
+    """What it reads on standard input."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of the machine on which it runs."""
+
+    @classmethod
+    def python(cls, *arguments: str, log: Path, given: str = "") -> Self:
+        """``python -m …`` with this very package."""
+        root = str(Path(__file__).resolve().parents[1])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"PYTHONPATH": os.pathsep.join(paths), "DFLASH_DIAG_PROGRESS": "lines"}
+        return cls((sys.executable, "-m", *arguments), str(log), given, environment)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    """Its exit code; the negative number of the signal that killed it."""
+    output: str
+    """What it wrote to standard output."""
+    last_line: str
+    """The last line that it wrote to standard error."""
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in a line."""
+        return self.last_line.removeprefix("error: ") or f"ended with code {self.code}"
+
+
+class Executor(Protocol):
+    """Runs commands, so many at once; further ones wait for their turn.
+
+    To be entered; leaving it drops what waits and ends what runs, which has `GRACE_S` seconds.
+    """
+
+    @property
+    def at_once(self) -> int:
+        """How many run at the same time."""
+
+    def submit(self, command: Command) -> Future[Ended]:
+        """Start a command as soon as there is room."""
+
+    def __enter__(self) -> Self:
+        """Nothing happens yet."""
+
+    def __exit__(self, *_: object) -> None:
+        """End everything."""
+
+
+def executor(name: str, *, jobs: int = 0, gpu: bool = False, address: str = "") -> Executor:
+    """The executor of that name, ``local`` or ``ray``.
+
+    Parameters
+    ----------
+    jobs
+        How many commands run at once; 0: one here, one a node of a cluster.
+    gpu
+        Whether a command needs a GPU to itself, for a cluster that counts them.
+    address
+        Of a Ray cluster.
+
+    Raises
+    ------
+    BadInput
+        No such executor, Ray is not installed, or no cluster is there.
+    """
+    if name == "local":
+        return Local(jobs or 1)
+    if name == "ray":
+        return OnRay(jobs, gpu=gpu, address=address)
+    raise BadInput(f"--executor {name}", "local or ray")
+
+
+class Local:
+    """Commands as processes of this machine, which share its cores."""
+
+    def __init__(self, at_once: int) -> None:
+        self.at_once = at_once
+        self._pool = ThreadPoolExecutor(at_once)
+        self._stopped = Event()
+        self._share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
+        if at_once == 1 or "OMP_NUM_THREADS" in os.environ:
+            self._share = {}
+
+    def submit(self, command: Command) -> Future[Ended]:
+        command = replace(command, environment={**command.environment, **self._share})
+        return self._pool.submit(execute, command, self._stopped)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def execute(command: Command, stopped: Event | None = None) -> Ended:
+    """Run a command to its end, or until ``stopped``; an exception takes it along.
+
+    It leads a process group of its own, so that a Ctrl-C reaches it through us, and once.
+    """
+    log = Path(command.log)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a+b") as errors:
+        start = errors.seek(0, os.SEEK_END)
+        with subprocess.Popen(
+            command.arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=os.environ | dict(command.environment),
+            start_new_session=True,
+        ) as process:
+            try:
+                output = _wait(process, command.given.encode(), stopped)
+            finally:
+                _end(process)
+        errors.seek(max(start, errors.seek(0, os.SEEK_END) - _TAIL))
+        lines = errors.read().decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return Ended(process.returncode, output.decode("utf-8", "replace"), last)
+
+
+def _wait(process: subprocess.Popen[bytes], given: bytes, stopped: Event | None) -> bytes:
+    """Standard output; returns early when ``stopped``."""
+    # An interruption that another thread asks for is only seen between two short waits.
+    rest: bytes | None = given
+    while True:
+        try:
+            return process.communicate(rest, timeout=_POLL_S)[0]
+        except subprocess.TimeoutExpired:
+            rest = None
+            if stopped is not None and stopped.is_set():
+                return b""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, with those that it started; a second interruption kills them at once."""
+    if process.poll() is not None:
+        return
+    try:
+        process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + GRACE_S
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(_POLL_S)
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class OnRay:
+    """Commands as tasks of a Ray cluster that is there.
+
+    Parameters
+    ----------
+    address
+        As Ray takes it; the default is the environment variable ``RAY_ADDRESS``, else the cluster
+        to which this machine belongs. ``local`` starts one that lasts as long as this process.
+    """
+
+    def __init__(self, jobs: int = 0, *, gpu: bool = False, address: str = "") -> None:
+        self._ray = _connected(address or os.environ.get("RAY_ADDRESS", "") or "auto")
+        nodes = [one["Resources"] for one in self._ray.nodes() if one["Alive"]]
+        gpus = sum(int(one.get("GPU", 0)) for one in nodes) if gpu else 0
+        self.at_once = jobs or gpus or len(nodes)
+        # Workers find this package by no path of their own; what they start does.
+        self._ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        cores = min(int(one.get("CPU", 1)) for one in nodes)
+        a_node = -(-self.at_once // len(nodes))
+        self._task = self._ray.remote(
+            num_cpus=max(1, cores // a_node), num_gpus=1 if gpus else 0, max_retries=0
+        )(execute)
+        self._running: dict[Future[Ended], Any] = {}
+
+    def submit(self, command: Command) -> Future[Ended]:
+        reference = self._task.remote(command)
+        future: Future[Ended] = reference.future()
+        self._running[future] = reference
+        future.add_done_callback(lambda one: self._running.pop(one, None))
+        return future
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        running = dict(self._running)
+        for reference in running.values():
+            self._ray.cancel(reference)
+        late = wait_for(running, timeout=GRACE_S + 5).not_done
+        for future in late:
+            self._ray.cancel(running[future], force=True)
+        self._ray.shutdown()
+
+
+def _connected(address: str) -> Any:
+    """The module ``ray``, connected to a cluster."""
+    try:
+        import ray
+    except ImportError as error:
+        raise BadInput(
+            "--executor ray, and Ray is not installed", do='pip install "dflash-diag[ray]"'
+        ) from error
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise BadInput(
+            f"no Ray cluster answers at {address}",
+            "one that runs",
+            "start it with ray start --head, name it with --ray-address, or say local there",
+        ) from error
+    finally:
+        for one, handler in before.items():  # Ray puts its own in their place
+            signal.signal(one, handler)
+    return ray

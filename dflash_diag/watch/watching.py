@@ -1,0 +1,475 @@
+"""Look, wait until it has settled, open, measure, tell: a report for every new checkpoint.
+
+::
+
+    OUT/history.parquet     one row a checkpoint
+    OUT/watch.json          what is known of each path
+    OUT/captures/KEY/       what the target did; made once, used by all
+    OUT/runs/RUN_ID/        the report of one checkpoint
+    OUT/logs/NAME.log       what the processes wrote
+
+A run's id is the checkpoint's name and a hash of all that its report depends on. Stopping at any
+time loses no more than the reports that are being made, and those go on where they were.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Container, Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import Timeout
+
+from dflash_diag import provenance, storage
+from dflash_diag.config import RunConfig
+from dflash_diag.errors import BadInput, OutputError
+from dflash_diag.executors import Command, Ended, Executor, execute
+from dflash_diag.history import FILE as HISTORY
+from dflash_diag.history import Row, append, read_history, row_of
+from dflash_diag.results import Verdict
+from dflash_diag.watch import commands, finding, identity, settling
+from dflash_diag.watch.regression import Regression, Rule, in_order, regression
+from dflash_diag.watch.state import ENDED, Seen, State
+from dflash_diag.watch.webhook import Webhook
+
+SCHEMA = "dflash_diag.watch/1"
+ATTEMPTS = 2
+"""Times that a report is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a watch goes about it."""
+
+    where: str
+    """A folder, or a pattern."""
+    out: Path
+    rule: Rule = field(default_factory=Rule)
+    settle: float = 30.0
+    """Seconds for which a checkpoint must not change."""
+    every: float = 60.0
+    """Seconds between two looks."""
+    once: bool = False
+    """End when all that has settled is measured."""
+    again: bool = False
+    """Measure what was measured before, once more."""
+    page_url: str = ""
+    """Address under which ``out`` is served; links are to files without it."""
+
+    def __post_init__(self) -> None:
+        for name in ("settle", "every"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise BadInput(f"--{name} {value:g}", "seconds")
+
+
+@dataclass(frozen=True)
+class News:
+    """Something that happened to a checkpoint."""
+
+    kind: Literal[
+        "started", "finished", "failed", "unreadable", "growing", "same", "gone", "untold"
+    ]
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A command that is being run, and for which state of which path."""
+
+    kind: Literal["open", "capture", "report"]
+    path: str
+    signature: str
+
+
+class Watching:
+    """The watch over one folder; `news` is its main loop.
+
+    Parameters
+    ----------
+    config
+        What every report is told; it names no drafter.
+
+    Raises
+    ------
+    BadInput
+        Something given cannot be used, or what an earlier watch left is damaged.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        settings: Settings,
+        executor: Executor,
+        webhook: Webhook | None = None,
+    ) -> None:
+        self.settings, self.executor, self.webhook = settings, executor, webhook
+        self.out = settings.out
+        self.config = config.model_copy(update={"out": str(self.out)})
+        finding.find(settings.where)
+        self.rows = read_history(self.out / HISTORY)
+        self.state = State.read(self.out, self._inputs())
+        self._jobs: dict[Future[Ended], _Job] = {}
+        self._capture_attempts: dict[str, int] = {}
+        self._redone: set[str] = set()
+        self._began: datetime | None = None
+
+    @property
+    def history(self) -> Path:
+        """Where the rows are kept."""
+        return self.out / HISTORY
+
+    def news(self) -> Generator[News, None, None]:
+        """Watch, and tell what happens; ends when ``once`` and nothing is left to do.
+
+        Raises
+        ------
+        BadInput
+            An input other than a checkpoint cannot be used.
+        OutputError
+            Another watch is at work here, or nothing can be written.
+        """
+        with self._alone(), self.executor:
+            self._check_inputs()
+            try:
+                self._resume()
+                while True:
+                    yield from self._look()
+                    self._start_opening()
+                    yield from self._start_reports()
+                    if self._is_over():
+                        break
+                    yield from self._wait()
+                yield from self._still_growing()
+            finally:
+                self.state.write(self.out)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        try:
+            with storage.alone(self.out.resolve(), timeout=0):
+                yield
+        except Timeout as error:
+            raise OutputError(
+                f"another watch is at work in {self.out}", do="stop it, or give another --out"
+            ) from error
+
+    def _check_inputs(self) -> None:
+        """Refuse what is wrong with everything but the checkpoints before any is looked at."""
+        with tempfile.TemporaryDirectory() as folder:  # nothing is written if they are bad
+            ended = execute(identity.command(self.config, Path(folder) / "inputs.log"))
+        if ended.code:
+            raise BadInput(ended.reason)
+
+    def _inputs(self) -> str:
+        """Hash of what all checkpoints are measured with, by the files' times and sizes."""
+        config = self.config
+        names = (config.target, config.reference, config.prompts, config.capture)
+        files = [settling.signature(Path(one)) for one in names if one]
+        content = config.model_dump(mode="json", exclude={"out"})
+        return storage.content_key(content, files, provenance.versions()["dflash-diag"])
+
+    def _resume(self) -> None:
+        known = {row.run_id for row in self.rows}
+        for one in self.state.seen.values():
+            lost = one.stage == "done" and one.run_id not in known
+            if self.settings.again or lost:
+                one.stage, one.attempts = "settling", 0
+
+    # --- one round --------------------------------------------------------------------------------
+
+    def _look(self) -> Iterator[News]:
+        """Take notice of what is there, what has changed and what is gone."""
+        now, there = provenance.utc_now(), set()
+        self._began = self._began or now
+        for one in finding.find(self.settings.where):
+            mark = settling.signature(one.path)
+            if mark is None:
+                continue
+            path = str(one.path)
+            there.add(path)
+            seen = self.state.seen.get(path)
+            if seen is None or (seen.signature != mark and not self._is_busy(path)):
+                self.state.seen[path] = Seen(one.name, mark, now)
+        for path in [p for p in self.state.seen if p not in there and not self._is_busy(p)]:
+            seen = self.state.seen.pop(path)
+            if seen.stage not in ENDED:
+                yield News("gone", seen.name, "gone before it was measured")
+        self.state.write(self.out)
+
+    def _start_opening(self) -> None:
+        now, settle = provenance.utc_now(), timedelta(seconds=self.settings.settle)
+        for path, seen in self.state.seen.items():
+            if seen.stage == "settling" and now - seen.since >= settle:
+                seen.stage = "opening"
+                config = self.config.model_copy(update={"drafter": path})
+                self._submit("open", path, identity.command(config, self._log(seen.name)))
+
+    def _start_reports(self) -> Iterator[News]:
+        """Fill the free places, earlier training steps first."""
+        waiting = [(path, one) for path, one in self.state.seen.items() if one.stage == "waiting"]
+        waiting.sort(key=lambda item: (item[1].step or 0, finding.natural(item[1].name)))
+        for path, seen in waiting:
+            if len(self._jobs) >= self.executor.at_once:
+                return
+            capture = self._capture(seen)
+            if not (capture / "manifest.json").is_file() and not self.config.capture:
+                yield from self._start_capture(path, seen, capture)
+                continue
+            if self._is_taken(seen.run_id):
+                continue
+            seen.stage = "running"
+            seen.attempts += 1
+            config = self.config.model_copy(update={"drafter": path, "capture": str(capture)})
+            log = self._log(seen.name)
+            self._submit("report", path, commands.report(config, self._run(seen.run_id), log))
+            yield News("started", seen.name, f"report{self._progress()}")
+
+    def _start_capture(self, path: str, seen: Seen, folder: Path) -> Iterator[News]:
+        if any(job.kind == "capture" for job in self._jobs.values()):
+            return
+        attempts = self._capture_attempts
+        attempts[seen.capture] = attempts.get(seen.capture, 0) + 1
+        config = self.config.model_copy(update={"drafter": path})
+        self._submit("capture", path, commands.capture(config, folder, self._log("capture")))
+        yield News("started", seen.name, "capture of the target, for all checkpoints with its taps")
+
+    def _wait(self) -> Iterator[News]:
+        """Until something ends, or it is time for another look."""
+        done, _ = wait_for(self._jobs, timeout=self._pause(), return_when=FIRST_COMPLETED)
+        if not self._jobs:
+            time.sleep(self._pause())
+        for future in done:
+            job, ended = self._jobs.pop(future), future.result()
+            seen = self.state.seen[job.path]
+            if job.kind == "capture":
+                yield from self._captured(seen, ended)
+            elif settling.signature(Path(job.path)) != job.signature:
+                yield from self._changed(job, seen)
+            elif job.kind == "open":
+                yield from self._opened(job.path, seen, ended)
+            else:
+                yield from self._reported(job.path, seen, ended)
+            self.state.write(self.out)
+
+    # --- what ended ------------------------------------------------------------------------------
+
+    def _captured(self, seen: Seen, ended: Ended) -> Iterator[News]:
+        if not ended.code:
+            return
+        reason = ended.reason
+        if self._capture_attempts[seen.capture] >= ATTEMPTS:
+            raise BadInput(f"the target cannot be captured: {reason}")
+        yield News("failed", "capture", f"{reason}; tried once more")
+
+    def _changed(self, job: _Job, seen: Seen) -> Iterator[News]:
+        """What was read may be half the old and half the new one: it counts for nothing."""
+        if job.kind == "report":
+            shutil.rmtree(self._run(seen.run_id), ignore_errors=True)
+            yield News("growing", seen.name, "changed while it was measured; once more later")
+        del self.state.seen[job.path]
+
+    def _opened(self, path: str, seen: Seen, ended: Ended) -> Iterator[News]:
+        if ended.code:
+            seen.stage = "unreadable"
+            seen.error = ended.reason
+            yield News("unreadable", seen.name, seen.error)
+            return
+        found = identity.Identity.read(ended.output)
+        key = found.key[:12]
+        seen.capture, seen.step = found.capture, found.step
+        seen.run_id = f"{Path(seen.name).name}-{key}"
+        twin = next((row for row in self.rows if row.run_id.endswith(f"-{key}")), None)
+        if self.settings.again and seen.run_id not in self._redone:
+            self._redone.add(seen.run_id)
+            shutil.rmtree(self._run(seen.run_id), ignore_errors=True)
+        elif twin is not None:
+            seen.stage, seen.run_id = "done", twin.run_id
+            if twin.name != seen.name:
+                yield News("same", seen.name, f"the same as {twin.name}, which was measured")
+            return
+        elif (self._run(seen.run_id) / "index.html").is_file():
+            yield from self._finished(path, seen)
+            return
+        seen.stage = "waiting"
+
+    def _reported(self, path: str, seen: Seen, ended: Ended) -> Iterator[News]:
+        if not ended.code:
+            yield from self._finished(path, seen)
+            return
+        seen.error = ended.reason
+        if seen.attempts < ATTEMPTS:
+            seen.stage = "waiting"
+            yield News("failed", seen.name, f"{seen.error}; tried once more")
+            return
+        seen.stage = "failed"
+        yield News("failed", seen.name, f"{seen.error}; see {self._log(seen.name)}")
+
+    def _finished(self, path: str, seen: Seen) -> Iterator[News]:
+        """Keep the row, and tell everybody."""
+        written = settling.written(Path(path)) or provenance.utc_now()
+        made = row_of(self._run(seen.run_id), beside=self.out, written=written, step=seen.step)
+        row = replace(made, name=seen.name, checkpoint=path)
+        self.rows = append(self.history, row)
+        seen.stage, seen.error = "done", ""
+        judged = self.regression(row)
+        yield News("finished", row.name, sentence(row, judged, self.page(row)))
+        if self.webhook is not None:
+            why = self.webhook.tell({"text": sentence(row, judged, self.page(row))} | self.of(row))
+            if why:
+                yield News("untold", row.name, f"{self.webhook.host} was not told: {why}")
+
+    def _still_growing(self) -> Iterator[News]:
+        for one in self.state.seen.values():
+            if one.stage == "settling":
+                yield News("growing", one.name, "still being written; left for the next time")
+
+    # --- small questions -------------------------------------------------------------------------
+
+    def _submit(self, kind: Any, path: str, command: Command) -> None:
+        job = _Job(kind, path, self.state.seen[path].signature)
+        self._jobs[self.executor.submit(command)] = job
+
+    def _is_busy(self, path: str) -> bool:
+        return any(job.path == path for job in self._jobs.values())
+
+    def _is_taken(self, run_id: str) -> bool:
+        """Whether a process that an earlier watch left behind is still at work on a run."""
+        try:
+            with storage.alone(self._run(run_id), timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    def _is_over(self) -> bool:
+        if not self.settings.once or self._jobs or self._began is None:
+            return False
+        return not any(
+            one.stage in ("opening", "waiting")
+            or (one.stage == "settling" and one.since <= self._began)
+            for one in self.state.seen.values()
+        )
+
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        now = provenance.utc_now()
+        ages = [
+            (now - one.since).total_seconds()
+            for one in self.state.seen.values()
+            if one.stage == "settling"
+        ]
+        settling_in = [max(0.05, self.settings.settle - age) for age in ages]
+        return min([self.settings.every, *settling_in])
+
+    def _capture(self, seen: Seen) -> Path:
+        if self.config.capture:
+            return Path(self.config.capture)
+        return self.out / "captures" / seen.capture[:12]
+
+    def _run(self, run_id: str) -> Path:
+        return (self.out / "runs" / run_id).resolve()
+
+    def _log(self, name: str) -> Path:
+        return self.out / "logs" / f"{name.replace(os.sep, '-')}.log"
+
+    def _progress(self) -> str:
+        """How far this is, and how long it may still take."""
+        stages = [one.stage for one in self.state.seen.values()]
+        left = sum(stages.count(one) for one in ("settling", "opening", "waiting", "running"))
+        return f" ({stages.count('done')} done, {left} to do)"
+
+    # --- for people and programs -----------------------------------------------------------------
+
+    def newest(self) -> Row | None:
+        """The latest of the measured checkpoints that are there."""
+        there = {one.run_id for one in self.state.seen.values() if one.stage == "done"}
+        rows = in_order([row for row in self.rows if row.run_id in there])
+        return rows[-1] if rows else None
+
+    def regression(self, row: Row) -> Regression | None:
+        """A checkpoint against what the rule says."""
+        return regression(row, self.rows, self.settings.rule, self.out)
+
+    def alarms(self, refused: Container[Verdict]) -> list[str]:
+        """What is wrong, of what ``--fail-on`` refuses.
+
+        That is a regression of the newest checkpoint and, where the watch ends by itself, each one
+        that could not be measured: else a broken file could look like a good one.
+        """
+        found, newest = [], self.newest()
+        judged = None if newest is None else self.regression(newest)
+        if newest is not None and judged is not None and judged.verdict in refused:
+            found.append(f"{newest.name} is {judged.sentence}")
+        if self.settings.once and Verdict.ERROR in refused:
+            found += [
+                f"{one.name} was not measured: {one.error}"
+                for one in self.state.seen.values()
+                if one.stage in ("unreadable", "failed")
+            ]
+        return found
+
+    def is_idle(self) -> bool:
+        """Whether nothing is being measured or about to be."""
+        stages = {one.stage for one in self.state.seen.values()}
+        return not self._jobs and stages.isdisjoint(("opening", "waiting", "running"))
+
+    def page(self, row: Row) -> str:
+        """Address of a checkpoint's report."""
+        if self.settings.page_url:
+            return f"{self.settings.page_url.rstrip('/')}/{row.out}/index.html"
+        return (self.out / row.out / "index.html").resolve().as_uri()
+
+    def of(self, row: Row) -> dict[str, Any]:
+        """A checkpoint in JSON."""
+        judged = self.regression(row)
+        return {
+            "schema": SCHEMA,
+            "run_id": row.run_id,
+            "name": row.name,
+            "step": row.step,
+            "finished": row.finished.isoformat(),
+            "verdict": row.verdict,
+            "cause": row.cause or None,
+            "tau": row.tau.to_json(),
+            "n_prompts": row.n_prompts,
+            "regression": None if judged is None else judged.to_json(),
+            "page": self.page(row),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All that is known, earliest checkpoint first."""
+        newest = self.newest()
+        judged = None if newest is None else self.regression(newest)
+        return {
+            "schema": SCHEMA,
+            "newest": None if newest is None else newest.name,
+            "regression": None if judged is None else judged.to_json(),
+            "checkpoints": [self.of(row) for row in in_order(self.rows)],
+            "pending": [
+                {"name": one.name, "stage": one.stage, "error": one.error or None}
+                for one in self.state.seen.values()
+                if one.stage != "done"
+            ],
+        }
+
+
+def sentence(row: Row, judged: Regression | None, page: str) -> str:
+    """One line about a checkpoint: verdict, number, cause, regression, page."""
+    found = Verdict[row.verdict]
+    tau = f"tau {row.tau_walked:.2f}"
+    if row.tau_walked_lo is not None:
+        tau += f" [{row.tau_walked_lo:.2f}, {row.tau_walked_hi:.2f}]"
+    parts = [f"{found.glyph} {found.name} {row.name}", tau, row.cause]
+    if judged is not None:
+        parts.append(f"{judged.verdict.glyph} {judged.sentence}")
+    return "; ".join(filter(None, [*parts, page]))

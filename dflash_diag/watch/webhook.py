@@ -1,0 +1,106 @@
+"""Tell somebody else: one JSON object by HTTP POST for every finished checkpoint.
+
+An address may hold a password, or be one (that of a chat's incoming hook is), so nothing but its
+host is ever shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dflash_diag.errors import BadInput
+
+if TYPE_CHECKING:
+    pass
+
+VARIABLE = "DFLASH_DIAG_WEBHOOK"
+"""Environment variable with the address, which a command line shows to everybody."""
+ATTEMPTS = 3
+TIMEOUT_S = 10.0
+"""Seconds of one attempt."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class _Again(Exception):
+    """What happened may pass."""
+
+
+def webhook_of(url: str) -> Webhook | None:
+    """The one that was named, or that the environment names; None if neither does."""
+    url = url or os.environ.get(VARIABLE, "")
+    return Webhook(url) if url else None
+
+
+class Webhook:
+    """An address that is told.
+
+    Raises
+    ------
+    BadInput
+        It is none.
+    """
+
+    def __init__(self, url: str, *, timeout: float = TIMEOUT_S) -> None:
+        import httpx
+
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise BadInput("--webhook is not a URL", "https://HOST/PATH") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise BadInput("--webhook names no host", "https://HOST/PATH")
+        self._url, self._timeout = parsed, timeout
+        self.host = parsed.host
+
+    def __repr__(self) -> str:
+        return f"Webhook({self.host})"
+
+    def tell(self, value: Mapping[str, Any]) -> str:
+        """Send a value; why it could not be, or nothing. What may pass is tried again."""
+        import tenacity
+
+        tries = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Again),
+            wait=tenacity.wait_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
+            reraise=True,
+        )
+        try:
+            return tries(self._post, value)
+        except _Again as error:
+            return f"{error}, {ATTEMPTS} times"
+
+    def _post(self, value: Mapping[str, Any]) -> str:
+        import httpx
+
+        try:
+            status = self._status(value)
+        except httpx.TimeoutException as error:
+            raise _Again(f"no answer within {self._timeout:g} s") from error
+        except httpx.TransportError as error:
+            raise _Again(f"not reached ({type(error).__name__})") from error
+        except httpx.HTTPError as error:
+            return type(error).__name__
+        if status in _PASSING:
+            raise _Again(f"status {status}")
+        return "" if 200 <= status < 300 else f"status {status}"
+
+    def _status(self, value: Mapping[str, Any]) -> int:
+        """What the host answers; its words are not read."""
+        import httpx
+
+        url = self._url
+        with (
+            httpx.Client(
+                auth=(url.username, url.password) if url.username else None,
+                timeout=self._timeout,
+                trust_env=url.host not in ("localhost", "127.0.0.1", "::1"),
+            ) as client,
+            client.stream(
+                "POST", url.copy_with(username=None, password=None), json=value
+            ) as answer,
+        ):
+            return int(answer.status_code)
