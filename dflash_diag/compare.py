@@ -11,15 +11,14 @@ Symbols: N prompts, M drafters.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dflash_diag import metrics, storage
+from dflash_diag import storage
 from dflash_diag.causes import HARMLESS
 from dflash_diag.errors import BadInput
 from dflash_diag.stats import (
@@ -35,11 +34,6 @@ from dflash_diag.stats import (
     ratio,
     sign_flip,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from dflash_diag.metrics import Scored
 
 MARGIN = HARMLESS
 """Tokens a round: a gain that is certainly smaller is none worth having (the doctor's bound)."""
@@ -92,17 +86,18 @@ class Side:
             raise ValueError("a side needs tokens, and at least one round, for each prompt")
 
     @classmethod
-    def of(cls, scores: Scored, *, name: str, capture: str, step: int | None = None) -> Side:
-        """The side of a drafter that was scored."""
-        jumps = metrics.accepted(scores) + 1
-        visited = metrics.walked(scores.prompt, scores.anchor, jumps)
-        rows, at = np.unique(scores.prompt, return_inverse=True)
-
-        def total(values: NDArray[Any]) -> Floats:
-            return np.bincount(at, weights=values, minlength=len(rows)).astype(np.float64)
-
-        ids = tuple(metrics.scored_prompts(scores))
-        return cls(name, step, capture, ids, total(jumps * visited), total(visited))
+    def of(
+        cls,
+        jumps: Mapping[str, Sequence[int]],
+        *,
+        name: str,
+        capture: str,
+        step: int | None = None,
+    ) -> Side:
+        """The side of a drafter whose rounds are known: accepted + 1 of each, by prompt."""
+        tokens = np.array([sum(rounds) for rounds in jumps.values()], np.float64)
+        rounds = np.array([len(rounds) for rounds in jumps.values()], np.float64)
+        return cls(name, step, capture, tuple(jumps), tokens, rounds)
 
     def at(self, ids: Sequence[str]) -> Ratio:
         """Walked tau as per-prompt sums, of some of its prompts."""
@@ -261,17 +256,3 @@ def text_digest(texts: Iterable[tuple[str, int, Sequence[int]]]) -> str:
     The order of the prompts does not count, nor does what else a capture holds.
     """
     return storage.content_key("text/1", sorted([name, p, list(t)] for name, p, t in texts))
-
-
-STEP = re.compile(r"(?:step|steps|checkpoint|ckpt|iter|global_step)[-_ =]?(\d+)(k?)(?!\d)")
-
-
-def step_of(name: str) -> int | None:
-    """Training step that a checkpoint's name tells: ``step_8000``, ``checkpoint-30k``, ``20k``."""
-    found = STEP.findall(name.lower()) or re.findall(
-        r"(?<![a-z\d.])(\d+)(k)(?![a-z\d])", name.lower()
-    )
-    if not found:
-        return None
-    number, thousand = found[-1]
-    return int(number) * (1000 if thousand else 1)

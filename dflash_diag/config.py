@@ -22,6 +22,7 @@ PATHS = (
     "served_output",
     "training_log",
     "training_sequences",
+    "history",
 )
 """Fields that name a file or a folder."""
 _WORD = "(auto|fla|torch|chunked|recurrent|causal-conv1d|torch-conv)"
@@ -60,6 +61,8 @@ class RunConfig(BaseModel):
         description="BACKEND/DTYPE with which training computed the target's states",
     )
     step: str = Field("", description="FILE.py:FUNC, one training step to audit")
+    beside: tuple[str, ...] = Field((), description="further drafters or runs to compare with")
+    history: str = Field("", description="history.parquet of a watched folder, for the trend")
     server: str = Field("", repr=False, description="address of a server that continues prompts")
     server_model: str = Field("", description="name of the model there")
     server_timeout: float = Field(
@@ -190,6 +193,7 @@ class RunConfig(BaseModel):
             update["target"] = str(Path(filled.target).expanduser().resolve())
         if filled.prompts and not self.is_example:
             update["prompts"] = str(Path(filled.prompts).expanduser().resolve())
+        update["beside"] = tuple(str(Path(p).expanduser().resolve()) for p in filled.beside)
         update["against"] = ",".join(map(_absolute, filter(None, filled.against.split(","))))
         update["max_new_tokens"] = filled.max_new_tokens or NEW_TOKENS
         filled = filled.model_copy(update=update)

@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from dflash_diag import diagnostics, paths, storage, views
 from dflash_diag.ahead import ahead
+from dflash_diag.compare_runs import SUMMARY_SCHEMA
 from dflash_diag.diagnostics.reference import doubt
 from dflash_diag.errors import BadInput, DiagError
 from dflash_diag.progress import progress
@@ -41,6 +42,7 @@ NOTEBOOKS = {
     "05_attention_mask": "Mask",
     "06_train_vs_eval": "Train vs. eval",
     "07_training_audit": "Step",
+    "08_compare": "Compare",
     "09_explorer": "Explorer",
 }
 """Notebooks of the report in order, and what their pages are called."""
@@ -61,7 +63,6 @@ STATES = {
     Verdict.INCONCLUSIVE: "cost unknown",
 }
 """Verdicts on hidden states in a word or two."""
-SUMMARY_SCHEMA = "dflash_diag.summary/1"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")
 GLOSSARY = (
@@ -442,6 +443,7 @@ def summary(run: Run, results: Sequence[Result]) -> dict[str, Any]:
         "verdict": run.verdict().name,
         "headline": _headline({one.id: one for one in results}),
         "drafters": {role: run.name(role) for role in run.roles},
+        "steps": {role: run.step_of(role) for role in run.roles},
         "target": run.target_name,
         "scores": {role: run.metrics(role) for role in run.roles},
         "results": [

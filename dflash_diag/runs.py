@@ -12,6 +12,7 @@
     OUT/influence/KEY.json            what one drafter's proposals depend on
     OUT/gap/KEY.json                  the training measurement again, and its way to serving
     OUT/audit/KEY.json                what the training step does
+    OUT/compare/KEY.json              drafters and other runs, paired by prompt
     OUT/results/ID/                   one diagnostic's result
     OUT/notebooks/*.ipynb             executed copies
     OUT/index.html, *.html            the report
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dflash_diag import diagnostics, storage
+from dflash_diag.compare_runs import beside_key, check_beside, is_run
 from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
 from dflash_diag.diagnostics.reference import doubt, doubted
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from dflash_diag.strata import Text
     from dflash_diag.targets import Target
     from dflash_diag.training_audit import Audit, Step
+    from dflash_diag.training_logs import TrainingLog
 
 T = TypeVar("T")
 
@@ -77,6 +80,12 @@ FAIL_ON: Mapping[str, frozenset[Verdict]] = {
     "fail": frozenset({Verdict.FAIL, Verdict.ERROR}),
 }
 """Verdicts at which ``--fail-on`` makes the exit code 1."""
+
+
+BESIDE = "beside"
+"""How the roles of further drafters begin: ``beside/0``."""
+COMPARE = "compare."
+"""How the ids of the diagnostics begin that look at them."""
 
 
 def spread(items: Sequence[T], most: int) -> Sequence[T]:
@@ -267,6 +276,7 @@ class Run:
         self._alignment: Mapping[str, Any] = {}
         self._doctor: Mapping[str, Any] | None = None
         self._claimed: list[Line] | None = None
+        self._comparison: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         names = " beside ".join(self.name(role) for role in self.roles)
@@ -326,7 +336,8 @@ class Run:
             prompts = read_prompts(resolved.prompts)
         run = cls(resolved, prompts, config)
         run.claimed()
-        for role in run.roles:
+        check_beside(resolved)
+        for role in (*run.roles, *run.others):
             reading = run.reading(role)
             if strict and reading.problems:
                 others = len(reading.problems) - 1
@@ -359,20 +370,37 @@ class Run:
     def roles(self) -> list[str]:
         return [role for role in (DRAFTER, REFERENCE) if getattr(self.config, role)]
 
+    @property
+    def others(self) -> list[str]:
+        """Roles of further checkpoints that the comparison takes in, in their order."""
+        beside = enumerate(self.config.beside)
+        return [f"{BESIDE}/{index}" for index, path in beside if not is_run(path)]
+
+    def path(self, role: str) -> str:
+        """Where a drafter's checkpoint is."""
+        kind, _, index = role.partition("/")
+        return self.config.beside[int(index)] if kind == BESIDE else getattr(self.config, role)
+
     def reading(self, role: str) -> Reading:
         """A drafter's checkpoint with the convention under which it is read."""
         if role not in self._readings:
-            path = getattr(self.config, role)
+            path = self.path(role)
             settings = self.config.overrides if role == DRAFTER else ()
             self._readings[role] = Reading.read(path, settings)
         return self._readings[role]
 
     def name(self, role: str) -> str:
         """The checkpoint's folder, with its parent where two are called the same."""
-        own = Path(getattr(self.config, role))
-        others = [Path(getattr(self.config, r)) for r in self.roles if r != role]
+        own = Path(self.path(role))
+        others = [Path(self.path(r)) for r in (*self.roles, *self.others) if r != role]
         same = any(_label(own) == _label(other) and own != other for other in others)
         return f"{own.parent.name}/{_label(own)}" if same else _label(own)
+
+    def step_of(self, role: str) -> int | None:
+        """The training step of a drafter's checkpoint, where something tells it."""
+        from dflash_diag.checkpoints.training_step import training_step
+
+        return training_step(self.checkpoint(role))
 
     @property
     def target_name(self) -> str:
@@ -413,24 +441,29 @@ class Run:
                 self._make_capture(folder)
             # Hashed whole before it is scored; showing results should not wait for that.
             found = Capture.load(folder, verify=False)
-        for role in self.roles:
+        for role in (*self.roles, *self.others):
             self.reading(role).check(found.target_facts)
         return found
 
     def _make_capture(self, folder: Path) -> None:
         from dflash_diag.capture import make_capture
 
-        taps = sorted({tap for role in self.roles for tap in self.convention(role).taps}) or None
         make_capture(
             self.target,
             self.prompts,
             folder,
             max_new_tokens=self.config.max_new_tokens,
             layers=self.config.layers,
-            taps=taps,
+            taps=self._taps or None,
             chat_template_kwargs=self.config.chat_template_kwargs,
             reference=_server(self.config),
         )
+
+    @property
+    def _taps(self) -> list[int]:
+        """Layers that some drafter of the run reads."""
+        roles = (*self.roles, *self.others)
+        return sorted({tap for role in roles for tap in self.convention(role).taps})
 
     @cached_property
     def target(self) -> Target:
@@ -461,7 +494,7 @@ class Run:
             *([server.identity()] if server else []),
             fingerprint(folder) if folder.is_dir() else self.config.target,
             [prompt.to_json() for prompt in self.prompts],
-            sorted({tap for role in self.roles for tap in self.convention(role).taps}),
+            self._taps,
             self.config.model_dump(
                 mode="json",
                 include={"max_new_tokens", "layers", "device", "dtype", "backend"}
@@ -795,6 +828,22 @@ class Run:
             self._claimed = lines_of(self.config)
         return self._claimed
 
+    @cached_property
+    def log(self) -> TrainingLog | None:
+        """The training's log, if one was given."""
+        from dflash_diag.training_logs import read_training_log
+
+        return read_training_log(self.config.training_log) if self.config.training_log else None
+
+    def compared(self) -> Mapping[str, Any]:
+        from dflash_diag.compare_runs import NOTHING, compared_of
+
+        if len(self.roles) + len(self.config.beside) < 2:
+            raise Skip(NOTHING)
+        if self._comparison is None:
+            self._comparison = compared_of(self)
+        return self._comparison
+
     def influence(self, role: str) -> Influence:
         from dflash_diag.influence import Influence
 
@@ -950,6 +999,7 @@ class Run:
             self._given_files,
             self.seed,
             self.draws,
+            *([beside_key(self)] if id.startswith(COMPARE) else []),
         )
 
     @cached_property
@@ -1010,8 +1060,10 @@ class Run:
         if self.config.step:
             _ = self.step  # a file that cannot be run is told of before anything is computed
         _ = self.capture
-        for role in self.roles:
+        for role in (*self.roles, *self.others):
             self.scores(role)
+        if self.config.beside:
+            self.compared()  # other text is refused before the rest is computed
         self._lossless_or_none()
         self.states.compute()
         ids = list(diagnostics.catalogue())

@@ -42,6 +42,10 @@ MODULES = (
     "data_strata",
     "data_entropy",
     "training_audit",
+    "compare_pairs",
+    "compare_slots",
+    "compare_prompts",
+    "compare_trend",
 )
 
 

@@ -126,6 +126,9 @@ class Inputs(Protocol):
     def claimed(self) -> Sequence[Line]:
         """Numbers that somebody claims, typed in or logged; empty where there are none."""
 
+    def compared(self) -> Mapping[str, Any]:
+        """Drafters side by side: ``pairs``, ``slots``, ``prompts``, ``trend``; `Skip` if alone."""
+
     def influence(self, role: str) -> Influence:
         """What its proposals depend on as it runs; raises `Skip` where that cannot be tried."""
 

@@ -1,0 +1,288 @@
+"""Drafters and finished runs as members of one comparison, kept in the run's folder.
+
+::
+
+    OUT/compare/KEY.json    pairs, slots, prompts, trend
+
+A drafter is scored on the run's own capture. A finished run is read from its ``summary.json``,
+which has the rounds of every prompt: its drafter, target and capture may be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dflash_diag import storage
+from dflash_diag.compare import Side
+from dflash_diag.comparison import Member, compared
+from dflash_diag.diagnostics.base import DRAFTER, REFERENCE
+from dflash_diag.errors import BadInput
+from dflash_diag.trend import Point, line_of, trend
+
+if TYPE_CHECKING:
+    from dflash_diag.config import RunConfig
+    from dflash_diag.runs import Run
+    from dflash_diag.training_logs import TrainingLog
+
+VERSION = "compare/1"
+SUMMARY_SCHEMA = "dflash_diag.summary/1"
+PACKAGES = (
+    "dflash-diag",
+    "torch",
+    "transformers",
+    "flash-linear-attention",
+    "causal-conv1d",
+)
+"""Packages whose versions can move a number."""
+
+
+NOTHING = "Nothing was given to compare the drafter with (--reference, --beside)."
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a path is the folder of a run, and no checkpoint."""
+    return (Path(path) / "run.json").is_file()
+
+
+def check_beside(config: RunConfig) -> None:
+    """Refuse, before anything is computed, runs and a history that cannot be read.
+
+    Raises
+    ------
+    BadInput
+        One of them.
+    """
+    from dflash_diag.history import read_history
+
+    for path in config.beside:
+        if is_run(path):
+            member_of_folder(path)
+    if config.history:
+        if not Path(config.history).is_file():
+            raise BadInput(f"no such file: {config.history}", "a history.parquet (verb watch)")
+        read_history(config.history)
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def members_of(run: Run) -> list[Member]:
+    """The judged drafter, what it is compared with, and the reference last.
+
+    Raises
+    ------
+    BadInput
+        A run's folder cannot be read, or a drafter cannot be scored on this capture.
+    """
+    others = iter(run.others)
+    beside = [
+        member_of_folder(path) if is_run(path) else _member(run, next(others))
+        for path in run.config.beside
+    ]
+    own = {role: _member(run, role) for role in run.roles}
+    found = [own[DRAFTER], *beside, *(own[role] for role in run.roles if role != DRAFTER)]
+    return named(found)
+
+
+def _member(run: Run, role: str) -> Member:
+    from dflash_diag import metrics
+
+    jumps = {row["id"]: row["rounds"] for row in metrics.per_prompt(run.scores(role))}
+    side = Side.of(jumps, name=run.name(role), capture=run.text_digest, step=run.step_of(role))
+    facts = _facts(run.provenance()["content"], run.config.model_dump(mode="json"), role)
+    n = run.convention(role).n_proposed
+    return Member(side, jumps, n, facts, line_of(run.path(role)), role == REFERENCE)
+
+
+def member_of_folder(folder: str | Path, role: str = DRAFTER) -> Member:
+    """A drafter of a finished run.
+
+    Raises
+    ------
+    BadInput
+        There is no finished report in the folder, one of another version, or none of a drafter.
+    """
+    folder = Path(folder)
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise BadInput(
+            f"{folder} holds no finished report (no summary.json)",
+            "a folder that the verb report has written",
+            f"finish it: dflash-diag report ... --out {folder}",
+        )
+    summary = storage.read_json(path)
+    schema = summary.get("schema") if isinstance(summary, dict) else None
+    if schema != SUMMARY_SCHEMA:
+        raise BadInput(f"{path} has schema {schema}", SUMMARY_SCHEMA, "run the report again")
+    if role not in summary.get("scores", {}):
+        raise BadInput(f"{path} has no scores of a {role}", "a report of one")
+    return _read(summary, folder, role)
+
+
+def _read(summary: Mapping[str, Any], folder: Path, role: str) -> Member:
+    try:
+        scored, config = summary["scores"][role], summary["config"]
+        jumps = {row["id"]: row["rounds"] for row in scored["per_prompt"]}
+        content = summary["provenance"]["content"]
+        name, step = summary["drafters"][role], summary["steps"][role]
+        side = Side.of(jumps, name=name, capture=content["text"], step=step)
+        facts = _facts(content, config, role)
+        line = line_of(config[role])
+        n, is_reference = scored["n_proposed"], role == REFERENCE
+        return Member(side, jumps, n, facts, line, is_reference, str(folder))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{folder / 'summary.json'} does not tell what was decoded ({error})",
+            "a report of this version",
+            f"write it again: dflash-diag report ... --out {folder}",
+        ) from error
+
+
+def _facts(content: Mapping[str, Any], config: Mapping[str, Any], role: str) -> dict[str, str]:
+    """What two measurements should have in common, in words; what is unknown is left out."""
+    target = content["target"]
+    backend = target.get("backend") or {}
+    files = (target.get("files") or {}).get("weights") or {}
+    found = {f"version of {name}": content["versions"].get(name) for name in PACKAGES}
+    found |= {
+        "target's weights": storage.content_key(files)[:12] if files else None,
+        "target's dtype": target.get("dtype"),
+        "target's device": target.get("device"),
+        "target's backend": "/".join(
+            str(backend[key]) for key in ("linear", "form", "convolution") if backend.get(key)
+        ),
+        "target's attention": target.get("attention"),
+        "drafter's device": config["device"],
+        "drafter's dtype": config["dtype"],
+        "read with": ", ".join(config["overrides"]) if role == DRAFTER else "",
+        "prompts and continuations": content["text"][:12],
+    }
+    return {key: str(value) for key, value in found.items() if value not in (None, "")}
+
+
+def named(members: Sequence[Member]) -> list[Member]:
+    """The same under names that are all different.
+
+    Two of one name get their run's folder, or the folder that the checkpoints lie in; what is the
+    same even so is numbered.
+    """
+    names = [one.side.name for one in members]
+    for more in (_in_folder, _in_line):
+        again = {name for name in names if names.count(name) > 1}
+        names = [
+            more(one, name) if name in again else name
+            for one, name in zip(members, names, strict=True)
+        ]
+    seen: dict[str, int] = {}
+    made = []
+    for one, name in zip(members, names, strict=True):
+        seen[name] = seen.get(name, 0) + 1
+        number = f" ({seen[name]})" if seen[name] > 1 else ""
+        made.append(replace(one, side=replace(one.side, name=f"{name}{number}")))
+    return made
+
+
+def _in_folder(member: Member, name: str) -> str:
+    return f"{name} in {Path(member.folder).name}" if member.folder else name
+
+
+def _in_line(member: Member, name: str) -> str:
+    parent = Path(member.line).name
+    return name if member.folder or not parent else f"{parent}/{name}"
+
+
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+def compared_of(run: Run, members: Sequence[Member] | None = None) -> Mapping[str, Any]:
+    """What a run's drafters are compared to be, computed if it is not there.
+
+    Parameters
+    ----------
+    members
+        In another order than `members_of` has them.
+
+    Raises
+    ------
+    BadInput
+        There is nothing to compare with, or it was scored on other text.
+    """
+    members = members_of(run) if members is None else members
+    log, history = run.log, run.config.history
+    key = storage.content_key(
+        VERSION,
+        [one.digest() for one in members],
+        None if log is None else log.frame.to_dict("list"),
+        storage.sha256_file(history) if history else "",
+        run.seed,
+        run.draws,
+    )
+    path = run.out / "compare" / f"{key[:12]}.json"
+    if not path.is_file():
+        found = compared_members(members, log=log, history=history, seed=run.seed, draws=run.draws)
+        storage.write_json(path, found)
+    kept: Mapping[str, Any] = storage.read_json(path)
+    return kept
+
+
+def beside_key(run: Run) -> list[Any]:
+    """What a run's comparison depends on beside its drafter, reference and capture."""
+    others = iter(run.others)
+    beside = [
+        storage.sha256_file(Path(path) / "summary.json")
+        if is_run(path)
+        else [run.name(role := next(others)), run.score_key(role)]
+        for path in run.config.beside
+    ]
+    history = run.config.history
+    return [VERSION, beside, storage.sha256_file(history) if history else ""]
+
+
+def compared_members(
+    members: Sequence[Member],
+    *,
+    seed: int,
+    draws: int,
+    log: TrainingLog | None = None,
+    history: str = "",
+    beside: Sequence[Member] = (),
+) -> dict[str, Any]:
+    """A comparison with its trend, as plain JSON."""
+    found = compared(members, seed=seed, draws=draws, beside=beside)
+    own, *others = (
+        Point(one.side, one.side.tau(seed=seed, draws=draws), one.line)
+        for one in members
+        if one is members[0] or not one.is_reference
+    )
+    line = trend([*_past(history), *others], own, log=log, seed=seed, draws=draws)
+    made: dict[str, Any] = storage.plain(
+        found
+        | {
+            "trend": None if isinstance(line, str) else line,
+            "no_trend": line if isinstance(line, str) else None,
+        }
+    )
+    return made
+
+
+def _past(history: str) -> list[Point]:
+    """Every checkpoint of a history."""
+    from dflash_diag.history import read_history
+
+    if not history:
+        return []
+    return [
+        Point(
+            Side(
+                row.name, row.step, row.capture, row.ids, *np.array([row.tokens, row.rounds], float)
+            ),
+            row.tau,
+            line_of(row.checkpoint),
+        )
+        for row in read_history(history)
+    ]
