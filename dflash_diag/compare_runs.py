@@ -45,8 +45,11 @@ NOTHING = "Nothing was given to compare the drafter with (--reference, --beside)
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether a path is the folder of a run, and no checkpoint."""
-    return (Path(path) / "run.json").is_file()
+    """Whether a path is the folder of a run, finished or not, and no checkpoint."""
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        return False
+    return (folder / "run.json").is_file() or (folder / "scores").is_dir()
 
 
 def check_beside(config: RunConfig) -> None:
@@ -213,7 +216,7 @@ def compared_of(run: Run, members: Sequence[Member] | None = None) -> Mapping[st
         There is nothing to compare with, or it was scored on other text.
     """
     members = members_of(run) if members is None else members
-    log, history = run.log, run.config.history
+    log, history = _log(run.config), run.config.history
     key = storage.content_key(
         VERSION,
         [one.digest() for one in members],
@@ -228,6 +231,99 @@ def compared_of(run: Run, members: Sequence[Member] | None = None) -> Mapping[st
         storage.write_json(path, found)
     kept: Mapping[str, Any] = storage.read_json(path)
     return kept
+
+
+def compare(paths: Sequence[str], config: RunConfig) -> Mapping[str, Any]:
+    """What the verb compare does: drafters and runs in the order given, the reference last.
+
+    Parameters
+    ----------
+    paths
+        Checkpoints and folders of finished runs. The embedded example's drafter and reference where
+        nothing is named at all.
+    config
+        Its drafter comes before them, its reference after them. Checkpoints are scored on its
+        capture or prompts, or else on the capture of the first run.
+
+    Raises
+    ------
+    BadInput
+        Fewer than two, something that cannot be read, or measurements of different text.
+    """
+    from dflash_diag.runs import Run
+
+    asked = [one for one in (config.drafter, *paths, config.reference) if one]
+    if len(asked) == 1:
+        raise BadInput(f"only {asked[0]} to compare", "two drafters or finished runs, or more")
+    check_beside(config.model_copy(update={"beside": tuple(asked)}))
+    runs = [one for one in asked if is_run(one)]
+    checkpoints = [one for one in asked if not is_run(one)]
+    last = len(asked) - 1 if config.reference else None
+    if asked and not checkpoints:
+        members = named(
+            [
+                replace(member_of_folder(one), is_reference=at == last)
+                for at, one in enumerate(asked)
+            ]
+        )
+        beside = [] if config.reference else _references(runs, members)
+        return compared_members(
+            members,
+            log=_log(config),
+            history=config.history,
+            seed=config.seed,
+            draws=config.draws,
+            beside=beside,
+        )
+    update: dict[str, Any] = {"drafter": "", "reference": "", "beside": ()}
+    if asked:
+        first = asked.index(checkpoints[0])
+        rest = [one for at, one in enumerate(asked) if at != first]
+        update |= {"drafter": asked[first], "beside": tuple(rest)}
+        if runs and not (config.capture or config.target):
+            update |= {"capture": _capture_of(runs[0])}
+    run = Run.open(config.model_copy(update=update))
+    with run.alone():
+        members = members_of(run)
+        if asked:
+            members.insert(first, members.pop(0))
+        members = [
+            replace(one, is_reference=one.is_reference or at == last)
+            for at, one in enumerate(members)
+        ]
+        return compared_of(run, members)
+
+
+def _references(runs: Sequence[str], members: Sequence[Member]) -> list[Member]:
+    """The reference of the first run that has one on the same text, if it is not a member."""
+    text = members[0].side.capture
+    for folder in runs:
+        if REFERENCE not in storage.read_json(Path(folder) / "summary.json")["scores"]:
+            continue
+        found = member_of_folder(folder, REFERENCE)
+        if found.side.capture == text:
+            known = any(one.jumps == found.jumps for one in members)
+            return [] if known else named([*members, found])[-1:]
+    return []
+
+
+def _capture_of(folder: str) -> str:
+    """The capture that a finished run used."""
+    kept = storage.read_json(Path(folder) / "summary.json").get("capture", "")
+    path = Path(folder) / kept
+    if not kept or not path.exists():
+        raise BadInput(
+            f"the capture of {folder} is not there any more",
+            "text to score a checkpoint on",
+            "give --capture, or --target and --prompts",
+        )
+    return str(path.resolve())
+
+
+def _log(config: RunConfig) -> TrainingLog | None:
+    from dflash_diag.training_logs import read_training_log
+
+    return read_training_log(config.training_log) if config.training_log else None
 
 
 def beside_key(run: Run) -> list[Any]:

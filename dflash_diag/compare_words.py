@@ -18,22 +18,25 @@ def answer(pair: Json) -> str:
     if pair["verdict"] == "yes":
         return "Yes"
     if pair["verdict"] != "no":
-        return f"Not settled: it {pair['verdict']}"
-    delta = pair["delta_tau"]
-    if delta["lo"] == delta["hi"] == 0:
-        return "No: they do the same"
+        return f"Not settled, it {pair['verdict']}"
+    if pair["delta_tau"]["lo"] == pair["delta_tau"]["hi"] == 0:
+        return "No, they do the same"
     if pair["better"] == pair["b"]:
-        return f"No: {pair['b']} is better"
-    return "No: a gain that matters is excluded"
+        return f"No, {pair['b']} is better"
+    return "No, a gain that matters is excluded"
+
+
+def sentence(pair: Json) -> str:
+    """Question, answer, and the difference with its interval, prompts and p-value."""
+    return f"{question(pair)} {answer(pair)}: {numbers(pair)}."
 
 
 def numbers(pair: Json) -> str:
     """The difference with its interval, prompts and p-value."""
-    delta, n = pair["delta_tau"], pair["n_prompts"]
-    holm = ", after Holm" if pair["p_adjusted"] != pair["p"] else ""
+    n, holm = pair["n_prompts"], ", after Holm" * (pair["p_adjusted"] != pair["p"])
     return (
-        f"{signed(delta)} tokens a round, paired over {n} prompt{'' if n == 1 else 's'} "
-        f"(sign-flip {p_words(pair['p_adjusted'])}{holm})"
+        f"{signed(pair['delta_tau'])} tokens a round, paired over {n} prompt{'' if n == 1 else 's'}"
+        f" (sign-flip {p_words(pair['p_adjusted'])}{holm})"
     )
 
 

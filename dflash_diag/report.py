@@ -444,6 +444,7 @@ def summary(run: Run, results: Sequence[Result]) -> dict[str, Any]:
         "headline": _headline({one.id: one for one in results}),
         "drafters": {role: run.name(role) for role in run.roles},
         "steps": {role: run.step_of(role) for role in run.roles},
+        "capture": os.path.relpath(run.capture.path, run.out),
         "target": run.target_name,
         "scores": {role: run.metrics(role) for role in run.roles},
         "results": [

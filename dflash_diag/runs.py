@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from dflash_diag.strata import Text
     from dflash_diag.targets import Target
     from dflash_diag.training_audit import Audit, Step
-    from dflash_diag.training_logs import TrainingLog
 
 T = TypeVar("T")
 
@@ -827,13 +826,6 @@ class Run:
         if self._claimed is None:
             self._claimed = lines_of(self.config)
         return self._claimed
-
-    @cached_property
-    def log(self) -> TrainingLog | None:
-        """The training's log, if one was given."""
-        from dflash_diag.training_logs import read_training_log
-
-        return read_training_log(self.config.training_log) if self.config.training_log else None
 
     def compared(self) -> Mapping[str, Any]:
         from dflash_diag.compare_runs import NOTHING, compared_of

@@ -317,6 +317,44 @@ def doctor_text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def compare_text(found: Mapping[str, Any]) -> str:
+    """Drafters side by side for a terminal: what is unlike, then numbers, then answers."""
+    from dflash_diag.compare_words import first_pairs, sentence, unlike
+
+    lines = [*unlike(found["differs"])]
+    lines += [""] * bool(lines)
+    width = max(29, *(len(one["name"]) + 3 for one in found["drafters"]))
+    lines.append(f"{'tokens a round while decoding':<{width}}{'tau':>8}  {'95 %':<14}prompts")
+    for one in found["drafters"]:
+        mark = "  (reference)" * one["reference"]
+        numbers = f"{_two(one['tau']['value']):>8}  {_range(one['tau']):<14}{one['n_prompts']}"
+        lines.append(f"  {one['name']:<{width - 2}}{numbers}{mark}")
+    lines += ["", *map(sentence, found["pairs"]), ""]
+    for other in first_pairs(found):
+        rows = [one for one in found["slots"] if one["b"] == other["b"]][:16]
+        lines.append(f"{other['a']} less {other['b']}, percentage points by position")
+        table = {"position": [str(one["k"]) for one in rows]}
+        for rate in ("survival", "conditional"):
+            table[rate] = [_points(one[f"{rate}_delta"]["value"]) for one in rows]
+        lines += [
+            f"  {name:<20}{''.join(f'{c:>6}' for c in cells)}" for name, cells in table.items()
+        ]
+    line = found["trend"]
+    if line is not None:
+        lines += ["", f"{'step':<22}{'tau':>8}  95 %"]
+        lines += [
+            f"{one['step']:<22}{_two(one['tau']['value']):>8}  {_range(one['tau'])}"
+            for one in line["points"]
+            if one["line"] == line["line"]
+        ]
+    lines += [f"note: {note}" for note in found["notes"]]
+    return "\n".join(lines)
+
+
+def _points(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:+.0f}"  # noqa: RUF001 - unknown
+
+
 OPEN_CAUSES = {
     "excluded": "Excluded",
     "not_tested": "Not tested",

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from dflash_diag.cli import audit, capture, divergence, doctor, report, score, watch
+from dflash_diag.cli import audit, capture, compare, divergence, doctor, report, score, watch
 from dflash_diag.cli.options import BAD_INPUT, DONE, INTERRUPTED
 from dflash_diag.errors import DiagError
 
@@ -49,6 +49,7 @@ VERBS = {
     "report": report,
     "doctor": doctor,
     "score": score,
+    "compare": compare,
     "capture": capture,
     "divergence": divergence,
     "audit": audit,

@@ -136,6 +136,23 @@ Step = Annotated[
     str,
     option("One training step to audit, as a function.", metavar="FILE.py:FUNC", panel=INPUTS),
 ]
+Beside = Annotated[
+    list[str],
+    option(
+        "Another drafter, or the folder of a finished run, to compare with. Repeatable.",
+        "--beside",
+        metavar="PATH",
+        panel=INPUTS,
+    ),
+]
+History = Annotated[
+    str,
+    option(
+        "history.parquet of a watched folder: the checkpoints so far, for the trend.",
+        metavar="FILE",
+        panel=INPUTS,
+    ),
+]
 ServerUrl = Annotated[
     str,
     option(

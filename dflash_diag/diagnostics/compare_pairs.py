@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflash_diag.compare import MARGIN
-from dflash_diag.compare_words import Json, answer, ends, first_pairs, numbers, unlike
+from dflash_diag.compare_words import Json, answer, ends, first_pairs, sentence, unlike
 from dflash_diag.diagnostics.base import Inputs, Threshold, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict, worst
 
@@ -27,8 +27,13 @@ MORE = ("n_prompts", "p", "p_adjusted", "verdict", "better")
 def judge(result: Result) -> Judgement:
     """FAIL where another is better by more than the margin, WARN where it is by less."""
     asked = result.params["asked"]
-    said = "; ".join(f"against {one['b']}: {answer(one).lower()}" for one in asked)
-    return Judgement(worst(map(_verdict, asked)), said)
+    said = "; ".join(f"against {one['b']}: {_lower(answer(one))}" for one in asked)
+    return Judgement(verdict_of(asked), said)
+
+
+def verdict_of(asked: Sequence[Json]) -> Verdict:
+    """The worst verdict on the pairs of the drafter that is asked about."""
+    return worst(map(_verdict, asked))
 
 
 def _verdict(pair: Json) -> Verdict:
@@ -85,13 +90,13 @@ def compare_pairs(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         "finding": _finding(asked),
     }
     # What was not alike is said before any number.
-    said = [*differs, *(f"{answer(one)}. {_numbers(one)}." for one in asked)]
+    said = [*differs, *map(sentence, asked)]
     fields = {"estimates": estimates, "params": params, "notes": found["notes"]}
     return " ".join(said), frame, fields
 
 
-def _numbers(pair: Json) -> str:
-    return f"{pair['a']} less {pair['b']}: {numbers(pair)}"
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
 
 
 def _finding(asked: Sequence[Json]) -> str:

@@ -9,6 +9,8 @@ from dflash_diag.compare_words import signed
 from dflash_diag.diagnostics.base import Inputs, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict
 
+MOST = 3
+"""Drafters that the headline speaks of."""
 RATES = ("survival", "conditional")
 HOW = (
     "Intervals hold for one slot at a time; certain is what remains after Holm over the slots of a "
@@ -53,13 +55,9 @@ def compare_slots(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         {b: sure.loc[(sure["b"] == b) & which, "k"].tolist() for b in others}
         for which in (sure["conditional_delta"] < 0, sure["conditional_delta"] > 0)
     )
-    first = [one for one in found["slots"] if one["b"] == others[0]]
-    deepest = max(first, key=lambda one: abs(one["survival_delta"]["value"]))
-    said = (
-        f"{name} less {others[0]}: the largest difference in survival is at slot {deepest['k']}, "
-        f"{signed(_points(deepest['survival_delta']), 0)} percentage points. Given that a slot was "
-        f"reached, {name} is certainly worse at {_slots(worse[others[0]])} and certainly better at "
-        f"{_slots(better[others[0]])} of {len(first)}."
+    said = " ".join(
+        _said(name, b, [one for one in found["slots"] if one["b"] == b], worse[b], better[b])
+        for b in others[:MOST]
     )
     n = min(one["n_prompts"] for one in found["pairs"])
     estimates = {
@@ -69,8 +67,8 @@ def compare_slots(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     params = {
         "n_prompts": n,
         "worse": {b: ks for b, ks in worse.items() if ks},
-        "finding": f"{name} less {others[0]}: worse at {_slots(worse[others[0]])}, better at "
-        f"{_slots(better[others[0]])}",
+        "finding": f"{name} less {others[0]}, where a slot was reached: "
+        + _certain(worse[others[0]], better[others[0]]),
         "drafters": found["drafters"],
     }
     return said, frame, {"estimates": estimates, "params": params, "notes": [HOW]}
@@ -91,7 +89,20 @@ def _points(numbers: dict[str, Any]) -> dict[str, Any]:
     return {key: None if value is None else 100 * value for key, value in numbers.items()}
 
 
-def _slots(ks: list[int]) -> str:
-    if not ks:
-        return "no slot"
-    return f"slot{'' if len(ks) == 1 else 's'} {', '.join(map(str, ks))}"
+def _said(name: str, b: str, rows: list[Any], worse: list[int], better: list[int]) -> str:
+    most = max(rows, key=lambda one: abs(one["survival_delta"]["value"]))
+    return (
+        f"{name} less {b}: survival differs most at slot {most['k']}, "
+        f"by {signed(_points(most['survival_delta']), 0)} percentage points; where a slot was "
+        f"reached, {_certain(worse, better)}."
+    )
+
+
+def _certain(worse: list[int], better: list[int]) -> str:
+    parts = [
+        f"slot{'' if len(ks) == 1 else 's'} {', '.join(map(str, ks))} "
+        f"{'is' if len(ks) == 1 else 'are'} certainly {what}"
+        for what, ks in (("worse", worse), ("better", better))
+        if ks
+    ]
+    return " and ".join(parts) or "no slot is certainly worse or better"

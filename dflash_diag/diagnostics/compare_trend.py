@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_diag.compare_words import answer, ends, numbers
+from dflash_diag.compare_words import ends, numbers
 from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict
 
@@ -22,7 +22,7 @@ def judge(result: Result) -> Judgement:
     if last["verdict"] == "yes":
         return Judgement(Verdict.PASS, f"{last['a']} is better than {last['b']}")
     if last["verdict"] == "no":
-        return Judgement(Verdict.WARN, f"{last['a']} against {last['b']}: {answer(last).lower()}")
+        return Judgement(Verdict.WARN, f"{last['a']} is not better than {last['b']}")
     why = f"{last['a']} against {last['b']}: it {last['verdict']}"
     return Judgement(Verdict.INCONCLUSIVE, why)
 
@@ -64,9 +64,8 @@ def compare_trend(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     frame = frame.astype({"step": "Int64", "value": float, "lo": float, "hi": float})
     changes = line["changes"]
     said = " ".join(
-        f"{answer(one)}: from step {one['steps'][0]} to {one['steps'][1]} "
-        f"{numbers(one)}." for one in changes
-    )  # fmt: skip
+        f"From step {one['steps'][0]} to {one['steps'][1]}: {numbers(one)}." for one in changes
+    )
     keys = {"before": "since the step before", "first": "since the first step"}
     estimates = {
         keys[one["since"]]: estimate(one["delta_tau"], one["n_prompts"], "tokens")

@@ -20,6 +20,7 @@ from dflash_diag.plotting import (
     audit,
     checkpoint,
     claims,
+    compare,
     data,
     gap,
     influence,
@@ -44,6 +45,7 @@ PLOTS: dict[str, Plot] = {
     **claims.PLOTS,
     **data.PLOTS,
     **audit.PLOTS,
+    **compare.PLOTS,
 }
 """Plots by the id of their diagnostic."""
 
@@ -74,11 +76,12 @@ def figure(result: Result, *, brief: bool = False) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     registered = _plot_of(result, brief=brief)
-    n = len(registered.panels)
+    panels = (*registered.panels, *registered.more(result))
+    n = len(panels)
     with style():
         layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.1)
         made = Figure(figsize=(WIDTH, registered.height(result) * n), layout=layout)
-        for draw, ax in zip(registered.panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
+        for draw, ax in zip(panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
             draw(result, ax)
         _labels_to_the_edge(made)
         _titles_from_the_edge(made)

@@ -55,6 +55,8 @@ class Plot:
     """Method and how to read it."""
     height: Callable[[Result], float] = lambda _: 3.2
     """Height of a panel in inches."""
+    more: Callable[[Result], tuple[Draw, ...]] = lambda _: ()
+    """Panels that only some results have something for."""
     brief: Plot | None = None
     """The same result in one panel, for the front page."""
 

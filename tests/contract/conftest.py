@@ -15,6 +15,7 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import fake_alignment
+import fake_compare
 import fake_gap
 import fake_states
 from fakes import FakeInputs, simulated_scores
@@ -226,6 +227,14 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.replayed, made.gaps = fake_gap.replayed(), fake_gap.gap()
     made.claimed_lines = read_claims(["streak=1.24", "dds4=2.78", "dds8=3.58", "eval/<b>=0.4"])
     made.audited = audited()
+    if reference:
+        earlier = simulated_scores(skill=0.4, seed=3, n_prompts=n_prompts, **scores)
+        members = [
+            fake_compare.member(drafters["drafter"], "step_8000", 8000),
+            fake_compare.member(earlier, "step_4000", 4000, facts={"target's dtype": "bfloat16"}),
+            fake_compare.member(drafters["reference"], "<b>published</b>", is_reference=True),
+        ]
+        made.side_by_side = fake_compare.comparison(members, draws=made.draws)
     return made
 
 

@@ -87,6 +87,7 @@ class FakeInputs:
     claimed_lines: list[Any] = field(default_factory=list)
     replayed: dict[str, Any] = field(default_factory=dict)
     gaps: dict[str, Any] = field(default_factory=dict)
+    side_by_side: dict[str, Any] | None = None
     seed: int = 0
     draws: int = 400
 
@@ -154,6 +155,11 @@ class FakeInputs:
 
     def gap(self) -> dict[str, Any]:
         return self.gaps
+
+    def compared(self) -> dict[str, Any]:
+        if self.side_by_side is None:
+            raise Skip("Nothing was given to compare the drafter with.")
+        return self.side_by_side
 
     def claimed(self) -> list[Any]:
         return self.claimed_lines
