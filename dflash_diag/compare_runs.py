@@ -176,11 +176,11 @@ def named(members: Sequence[Member]) -> list[Member]:
     """
     names = [one.side.name for one in members]
     for more in (_in_folder, _in_line):
-        again = {name for name in names if names.count(name) > 1}
-        names = [
-            more(one, name) if name in again else name
-            for one, name in zip(members, names, strict=True)
-        ]
+        longer = [more(one, name) for one, name in zip(members, names, strict=True)]
+        alike = {
+            name: {b for a, b in zip(names, longer, strict=True) if a == name} for name in names
+        }
+        names = [b if len(alike[a]) > 1 else a for a, b in zip(names, longer, strict=True)]
     seen: dict[str, int] = {}
     made = []
     for one, name in zip(members, names, strict=True):

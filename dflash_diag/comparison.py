@@ -187,15 +187,16 @@ def prompts(a: Side, b: Side, pair: Pair) -> dict[str, Any]:
 
 
 def hangs_on(a: Ratio, b: Ratio) -> int | None:
-    """Fewest prompts without which the sign of the pooled difference is gone.
+    """Number of prompts without which the sign of the pooled difference is gone.
 
-    The prompt that carries most of what is left is taken out, again and again. None where there is
-    no difference, or none but the last prompt shows another sign.
+    The prompt that carries most of what is left is taken out, again and again, which is all but the
+    smallest such number. 0 where there is no
+    difference; None where it has the same sign to the last prompt.
     """
     sums = np.stack([a.numerators, a.denominators, b.numerators, b.denominators])  # [4, N]
     sign = np.sign(_pooled(sums.sum(axis=1)))
     if sign == 0:
-        return None
+        return 0
     for count in range(1, sums.shape[1]):
         without = _pooled(sums.sum(axis=1, keepdims=True) - sums)
         worst = int(np.argmin(sign * without))

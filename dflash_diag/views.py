@@ -352,7 +352,7 @@ def compare_text(found: Mapping[str, Any]) -> str:
 
 
 def _points(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:+.0f}"  # noqa: RUF001 - unknown
+    return "–" if share is None else f"{round(100 * share):+d}"  # noqa: RUF001 - unknown
 
 
 OPEN_CAUSES = {

@@ -77,5 +77,8 @@ def _said(one: dict[str, Any]) -> str:
     if not one["n_better"] + one["n_worse"]:
         return f"{one['a']} and {one['b']} get the same on all {n} prompts."
     if hangs is None:
-        return f"{counts}; no prompt decides which of the two leads."
-    return f"{counts}; without the {hangs} that count most the lead is gone."
+        return f"{counts}; whichever prompts are left out, the lead stays."
+    if not hangs:
+        return f"{counts}; neither leads."
+    which = "one that counts" if hangs == 1 else f"{hangs} that count"
+    return f"{counts}; without the {which} most the lead is gone."

@@ -41,6 +41,8 @@ OTHERS = (
 )
 """Looks of drafters that are not the reference; each has a colour, a marker and a dash."""
 ANSWERS = {"yes": ("✓ yes", GOOD), "no": ("✗ no", BAD)}
+REFERENCE_NAME = "reference"
+"""A name that says by itself what it is."""
 WIDE = 34
 """Characters of a name beside an axis."""
 MOST_PAIRS = 10
@@ -74,8 +76,10 @@ def draw_taus(result: Result, ax: Axes) -> None:
         draw_interval(ax, y, _Row(one["tau"]), seen[one["name"]])
     ends = [end for one in drafters for end in one["tau"].values() if end is not None]
     ax.set_xlim(min(0.95, min(ends) - 0.1), max(ends) + 0.2)
-    marks = ["\n(reference)" if one["reference"] else "" for one in drafters]
-    names = [f"{short(one['name'], WIDE)}{mark}" for one, mark in zip(drafters, marks, strict=True)]
+    said = {one["name"]: "\n(reference)" for one in drafters if one["reference"]} | {
+        REFERENCE_NAME: ""
+    }
+    names = [short(one["name"], WIDE) + said.get(one["name"], "") for one in drafters]
     _rows(ax, names, max(len(drafters), _n_pairs(result)))
     ax.set_xlabel("tokens per round (tau) while decoding [tokens]")
     set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
