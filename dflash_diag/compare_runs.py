@@ -98,8 +98,15 @@ def _member(run: Run, role: str) -> Member:
     jumps = {row["id"]: row["rounds"] for row in metrics.per_prompt(run.scores(role))}
     side = Side.of(jumps, name=run.name(role), capture=run.text_digest, step=run.step_of(role))
     facts = _facts(run.provenance()["content"], run.config.model_dump(mode="json"), role)
-    n = run.convention(role).n_proposed
-    return Member(side, jumps, n, facts, line_of(run.path(role)), role == REFERENCE)
+    return Member(
+        side,
+        jumps,
+        run.convention(role).n_proposed,
+        facts,
+        line_of(run.path(role)),
+        role == REFERENCE,
+        storage.content_key(run.checkpoint(role).files),
+    )
 
 
 def member_of_folder(folder: str | Path, role: str = DRAFTER) -> Member:
@@ -135,9 +142,16 @@ def _read(summary: Mapping[str, Any], folder: Path, role: str) -> Member:
         name, step = summary["drafters"][role], summary["steps"][role]
         side = Side.of(jumps, name=name, capture=content["text"], step=step)
         facts = _facts(content, config, role)
-        line = line_of(config[role])
-        n, is_reference = scored["n_proposed"], role == REFERENCE
-        return Member(side, jumps, n, facts, line, is_reference, str(folder))
+        return Member(
+            side,
+            jumps,
+            scored["n_proposed"],
+            facts,
+            line_of(config[role]),
+            role == REFERENCE,
+            storage.content_key(content["drafters"][name]["files"]),
+            str(folder),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(
             f"{folder / 'summary.json'} does not tell what was decoded ({error})",
@@ -255,6 +269,9 @@ def compare(paths: Sequence[str], config: RunConfig) -> Mapping[str, Any]:
     asked = [one for one in (config.drafter, *paths, config.reference) if one]
     if len(asked) == 1:
         raise BadInput(f"only {asked[0]} to compare", "two drafters or finished runs, or more")
+    lacking = next((one for one in asked if not Path(one).expanduser().exists()), None)
+    if lacking:
+        raise BadInput(f"no such file or folder: {lacking}", "a drafter, or a finished run")
     check_beside(config.model_copy(update={"beside": tuple(asked)}))
     runs = [one for one in asked if is_run(one)]
     checkpoints = [one for one in asked if not is_run(one)]
@@ -302,7 +319,7 @@ def _references(runs: Sequence[str], members: Sequence[Member]) -> list[Member]:
             continue
         found = member_of_folder(folder, REFERENCE)
         if found.side.capture == text:
-            known = any(one.jumps == found.jumps for one in members)
+            known = any(one.weights == found.weights for one in members)
             return [] if known else named([*members, found])[-1:]
     return []
 

@@ -35,6 +35,8 @@ class Member:
     line: str = ""
     """The training that its step belongs to."""
     is_reference: bool = False
+    weights: str = ""
+    """Hash of the checkpoint's files."""
     folder: str = ""
     """The run that it was read from, if it is not of this one."""
 
