@@ -31,6 +31,16 @@ def sentence(pair: Json) -> str:
     return f"{question(pair)} {answer(pair)}: {numbers(pair)}."
 
 
+def sentences(pairs: Sequence[Json]) -> str:
+    """The same of several, what they have in common said once."""
+    if len(pairs) == 1:
+        return sentence(pairs[0])
+    said = [f"{question(one)} {answer(one)}: {signed(one['delta_tau'])}." for one in pairs]
+    counts = sorted({one["n_prompts"] for one in pairs})
+    n = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"{' '.join(said)} Tokens a round, paired over {n} prompts, sign-flip tests after Holm."
+
+
 def numbers(pair: Json) -> str:
     """The difference with its interval, prompts and p-value."""
     n, holm = pair["n_prompts"], ", after Holm" * (pair["p_adjusted"] != pair["p"])

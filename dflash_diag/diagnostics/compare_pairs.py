@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflash_diag.compare import MARGIN
-from dflash_diag.compare_words import Json, answer, ends, first_pairs, sentence, unlike
+from dflash_diag.compare_words import Json, answer, ends, first_pairs, sentences, unlike
 from dflash_diag.diagnostics.base import Inputs, Threshold, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict, worst
 
@@ -90,7 +90,7 @@ def compare_pairs(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         "finding": _finding(asked),
     }
     # What was not alike is said before any number.
-    said = [*differs, *map(sentence, asked)]
+    said = [*differs, sentences(asked)]
     fields = {"estimates": estimates, "params": params, "notes": found["notes"]}
     return " ".join(said), frame, fields
 

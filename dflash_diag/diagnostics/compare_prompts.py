@@ -9,6 +9,8 @@ from dflash_diag.diagnostics.base import Inputs, diagnostic
 from dflash_diag.results import Judgement, Result, Verdict
 from dflash_diag.stats import Estimate
 
+MOST = 2
+"""Drafters that the headline speaks of."""
 FEW = 0.1
 """Share of the prompts: a lead that is gone without so few hangs on them."""
 
@@ -64,7 +66,7 @@ def compare_prompts(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         f"{leads[0]['n_prompts']} prompts",
         "drafters": found["drafters"],
     }
-    said = " ".join(_said(one) for one in leads)
+    said = " ".join(_said(one) for one in leads[:MOST])
     return said, frame, {"estimates": estimates, "params": params}
 
 

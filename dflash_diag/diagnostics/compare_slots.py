@@ -9,7 +9,7 @@ from dflash_diag.compare_words import signed
 from dflash_diag.diagnostics.base import Inputs, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict
 
-MOST = 3
+MOST = 2
 """Drafters that the headline speaks of."""
 RATES = ("survival", "conditional")
 HOW = (

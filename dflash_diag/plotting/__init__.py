@@ -81,7 +81,8 @@ def figure(result: Result, *, brief: bool = False) -> Figure:
     with style():
         layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.1)
         made = Figure(figsize=(WIDTH, registered.height(result) * n), layout=layout)
-        for draw, ax in zip(panels, made.subplots(n, squeeze=False)[:, 0], strict=True):
+        rows = made.subplots(n, squeeze=False, height_ratios=registered.ratios(result))
+        for draw, ax in zip(panels, rows[:, 0], strict=True):
             draw(result, ax)
         _labels_to_the_edge(made)
         _titles_from_the_edge(made)

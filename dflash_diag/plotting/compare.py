@@ -80,7 +80,7 @@ def draw_taus(result: Result, ax: Axes) -> None:
         REFERENCE_NAME: ""
     }
     names = [short(one["name"], WIDE) + said.get(one["name"], "") for one in drafters]
-    _rows(ax, names, max(len(drafters), _n_pairs(result)))
+    _rows(ax, names)
     ax.set_xlabel("tokens per round (tau) while decoding [tokens]")
     set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
 
@@ -111,7 +111,7 @@ def draw_pairs(result: Result, ax: Axes) -> None:
     lo, hi = float(np.nanmin([0, *ends.ravel()])), float(np.nanmax([margin, *ends.ravel()]))
     ax.set_xlim(lo - 0.12 * (hi - lo), hi + 0.12 * (hi - lo))
     names = [f"{short(a, WIDE)}\nless {short(b, WIDE)}" for a, b in frame[["a", "b"]].to_numpy()]
-    _rows(ax, names, max(len(frame), len(result.params["drafters"])))
+    _rows(ax, names)
     ax.set_xlabel("difference in tau, paired by prompt [tokens per round]")
     left_out = len(result.frame) - len(frame)
     more = f" ({left_out} more in the table)" if left_out else ""
@@ -125,15 +125,20 @@ class _Row:
         self.value, self.lo, self.hi = (numbers[key] for key in ("value", "lo", "hi"))
 
 
-def _rows(ax: Axes, names: Iterable[str], n: int) -> None:
-    """Names beside the rows of an axis that has room for ``n``."""
+def _rows(ax: Axes, names: Iterable[str]) -> None:
+    """Names beside the rows of an axis, the first on top."""
     names = [printable_lines(name) for name in names]
     ax.set_yticks(range(len(names)), names, fontsize=9)
-    middle = (len(names) - 1) / 2
-    ax.set_ylim(middle + n / 2 + 0.1, middle - n / 2 - 0.25)
+    ax.set_ylim(len(names) - 0.4, -0.75)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
+
+
+def _heights(result: Result) -> tuple[float, float]:
+    """Of both panels of differences in inches."""
+    above, below = len(result.params["drafters"]), _n_pairs(result)
+    return 1.0 + 0.46 * above, 1.0 + 0.46 * below
 
 
 def printable_lines(text: str) -> str:
@@ -222,6 +227,7 @@ def draw_prompts(result: Result, ax: Axes) -> None:
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
     ax.margins(x=0.08)
+    ax.locator_params(axis="x", nbins=7)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.5 / _prompts_height(result)), ncols=2)
     ax.set_xlabel("difference in tau [tokens per round]")
     set_title(ax, result.params["finding"])
@@ -320,7 +326,8 @@ PLOTS: dict[str, Any] = {
             "the same prompts on both sides. Yes: the interval lies above 0, and a sign-flip test "
             "agrees after Holm over all pairs. No: it excludes a gain that matters (grey)."
         ),
-        height=lambda result: 1.1 + 0.46 * max(len(result.params["drafters"]), _n_pairs(result)),
+        height=lambda result: sum(_heights(result)) / 2,
+        ratios=_heights,
     ),
     "compare.slots": Plot(
         panels=(draw_survival, draw_conditional),

@@ -54,7 +54,9 @@ class Plot:
     caption: str
     """Method and how to read it."""
     height: Callable[[Result], float] = lambda _: 3.2
-    """Height of a panel in inches."""
+    """Height of a panel in inches, the mean of them where they differ."""
+    ratios: Callable[[Result], Sequence[float] | None] = lambda _: None
+    """Heights of the panels relative to one another; None: the same for all."""
     more: Callable[[Result], tuple[Draw, ...]] = lambda _: ()
     """Panels that only some results have something for."""
     brief: Plot | None = None
