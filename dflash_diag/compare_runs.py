@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dflash_diag import storage
 from dflash_diag.compare import Side
 from dflash_diag.comparison import Member, compared
@@ -389,13 +387,4 @@ def _past(history: str) -> list[Point]:
 
     if not history:
         return []
-    return [
-        Point(
-            Side(
-                row.name, row.step, row.capture, row.ids, *np.array([row.tokens, row.rounds], float)
-            ),
-            row.tau,
-            line_of(row.checkpoint),
-        )
-        for row in read_history(history)
-    ]
+    return [Point(row.side, row.tau, line_of(row.checkpoint)) for row in read_history(history)]
