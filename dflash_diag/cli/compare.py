@@ -46,7 +46,7 @@ def verb(
         list[str],
         typer.Argument(
             help="Drafters, or folders that the verb report has written; the first is asked about.",
-            metavar="A B ...",
+            metavar="A B",
             show_default=False,
         ),
     ] = [],  # noqa: B006 - typer's way to take several

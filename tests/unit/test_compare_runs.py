@@ -347,7 +347,8 @@ def row(run: Run, step: int, tokens: int, **changes) -> Row:
     fields = {
         "run_id": f"r{step}", "name": f"step_{step}", "checkpoint": checkpoint, "step": step,
         "written": finished, "finished": finished, "verdict": "PASS", "cause": "",
-        "tau_walked": tokens / 4, "tau_walked_lo": None, "tau_walked_hi": None, "tau_uniform": 1.0, "n_prompts": len(ids),
+        "tau_walked": tokens / 4, "tau_walked_lo": None, "tau_walked_hi": None,
+        "tau_uniform": 1.0, "n_prompts": len(ids),
         "capture": run.text_digest, "out": "x", "ids": ids, "tokens": (tokens,) * len(ids),
         "rounds": (4,) * len(ids),
     }  # fmt: skip
