@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_diag.checkpoints.training_step import step_in_name
 from dflash_diag.compare import Pair, Side, pair
 from dflash_diag.metric_names import LENGTHS, read_name
 from dflash_diag.stats import DRAWS, Estimate, holm
@@ -36,6 +35,8 @@ class Point:
 
 def line_of(path: str) -> str:
     """Folder in which the checkpoints of one training lie, judged by where the step stands."""
+    from dflash_diag.checkpoints.training_step import step_in_name
+
     own = Path(path)
     named_above = step_in_name(Path("/") / own.name) is None and step_in_name(own) is not None
     return str(own.parent.parent if named_above else own.parent)
