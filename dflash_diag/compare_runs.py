@@ -245,68 +245,66 @@ def compared_of(run: Run, members: Sequence[Member] | None = None) -> Mapping[st
     return kept
 
 
-def compare(paths: Sequence[str], config: RunConfig) -> Mapping[str, Any]:
+def compare(config: RunConfig) -> Mapping[str, Any]:
     """What the verb compare does: drafters and runs in the order given, the reference last.
 
-    Parameters
-    ----------
-    paths
-        Checkpoints and folders of finished runs. The embedded example's drafter and reference where
-        nothing is named at all.
-    config
-        Its drafter comes before them, its reference after them. Checkpoints are scored on its
-        capture or prompts, or else on the capture of the first run.
+    The first checkpoint is the drafter of a run whose capture all of them are scored on; where no
+    text is named, that is the capture of the first finished run. Without a checkpoint no run is
+    needed. Where nothing is named at all, the embedded example's drafter meets its reference.
 
     Raises
     ------
     BadInput
         Fewer than two, something that cannot be read, or measurements of different text.
     """
-    from dflash_diag.runs import Run
-
-    asked = [one for one in (config.drafter, *paths, config.reference) if one]
+    asked = [one for one in (config.drafter, *config.beside, config.reference) if one]
     if len(asked) == 1:
         raise BadInput(f"only {asked[0]} to compare", "two drafters or finished runs, or more")
     lacking = next((one for one in asked if not Path(one).expanduser().exists()), None)
     if lacking:
         raise BadInput(f"no such file or folder: {lacking}", "a drafter, or a finished run")
     check_beside(config.model_copy(update={"beside": tuple(asked)}))
-    runs = [one for one in asked if is_run(one)]
-    checkpoints = [one for one in asked if not is_run(one)]
-    last = len(asked) - 1 if config.reference else None
-    if asked and not checkpoints:
-        members = named(
-            [
-                replace(member_of_folder(one), is_reference=at == last)
-                for at, one in enumerate(asked)
-            ]
-        )
-        beside = [] if config.reference else _references(runs, members)
-        return compared_members(
-            members,
-            log=_log(config),
-            history=config.history,
-            seed=config.seed,
-            draws=config.draws,
-            beside=beside,
-        )
-    update: dict[str, Any] = {"drafter": "", "reference": "", "beside": ()}
-    if asked:
-        first = asked.index(checkpoints[0])
-        rest = [one for at, one in enumerate(asked) if at != first]
-        update |= {"drafter": asked[first], "beside": tuple(rest)}
-        if runs and not (config.capture or config.target):
-            update |= {"capture": _capture_of(runs[0])}
+    if asked and all(map(is_run, asked)):
+        return _compare_finished(asked, config)
+    return _compare_scored(asked, config)
+
+
+def _compare_finished(asked: Sequence[str], config: RunConfig) -> Mapping[str, Any]:
+    members = named(_marked([member_of_folder(one) for one in asked], config))
+    return compared_members(
+        members,
+        log=_log(config),
+        history=config.history,
+        seed=config.seed,
+        draws=config.draws,
+        beside=[] if config.reference else _references(asked, members),
+    )
+
+
+def _compare_scored(asked: Sequence[str], config: RunConfig) -> Mapping[str, Any]:
+    from dflash_diag.runs import Run
+
+    first = next((at for at, one in enumerate(asked) if not is_run(one)), 0)
+    update: dict[str, Any] = {
+        "drafter": "".join(asked[first : first + 1]),
+        "beside": (*asked[:first], *asked[first + 1 :]),
+        "reference": "",
+    }
+    finished = [one for one in asked if is_run(one)]
+    if finished and not (config.capture or config.target):
+        update["capture"] = _capture_of(finished[0])
     run = Run.open(config.model_copy(update=update))
     with run.alone():
         members = members_of(run)
-        if asked:
-            members.insert(first, members.pop(0))
-        members = [
-            replace(one, is_reference=one.is_reference or at == last)
-            for at, one in enumerate(members)
-        ]
-        return compared_of(run, members)
+        members.insert(first, members.pop(0))
+        return compared_of(run, _marked(members, config))
+
+
+def _marked(members: Sequence[Member], config: RunConfig) -> list[Member]:
+    """The same, the last one being the reference where one was named."""
+    if not config.reference:
+        return list(members)
+    return [*members[:-1], replace(members[-1], is_reference=True)]
 
 
 def _references(runs: Sequence[str], members: Sequence[Member]) -> list[Member]:

@@ -42,7 +42,7 @@ Examples:
 
 
 def verb(
-    drafters: Annotated[
+    beside: Annotated[
         list[str],
         typer.Argument(
             help="Drafters, or folders that the verb report has written; the first is asked about.",
@@ -82,7 +82,7 @@ def verb(
     from dflash_diag.diagnostics.compare_pairs import verdict_of
 
     config, refused = config_of(locals()), runs.fail_on(fail_on)
-    found = compare_runs.compare(drafters, config)
+    found = compare_runs.compare(config)
     if json == "-":
         typer.echo(storage.to_json_text(found), nl=False)
     else:
