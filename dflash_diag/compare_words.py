@@ -8,6 +8,14 @@ from typing import Any
 Json = Mapping[str, Any]
 
 
+def elided(name: str, width: int = 18) -> str:
+    """A name without its middle where it is long: checkpoints differ at their ends."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) // 2
+    return f"{name[: width - 1 - tail]}…{name[-tail:]}"
+
+
 def question(pair: Json) -> str:
     """``Is step_30k really better than step_20k?``."""
     return f"Is {pair['a']} really better than {pair['b']}?"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dflash_diag.compare import MARGIN
-from dflash_diag.compare_words import Json, answer, ends, first_pairs, sentences, unlike
+from dflash_diag.compare_words import Json, answer, elided, ends, first_pairs, sentences, unlike
 from dflash_diag.diagnostics.base import Inputs, Threshold, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict, worst
 
@@ -100,5 +100,8 @@ def _lower(text: str) -> str:
 
 
 def _finding(asked: Sequence[Json]) -> str:
-    said = [f"{one['a']} better than {one['b']}? {one['verdict'].capitalize()}" for one in asked]
+    said = [
+        f"{elided(one['a'])} better than {elided(one['b'])}? {one['verdict'].capitalize()}"
+        for one in asked
+    ]
     return "; ".join(said[:2]) + (f"; and {len(said) - 2} more" if len(said) > 2 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_diag.compare_words import first_pairs
+from dflash_diag.compare_words import elided, first_pairs
 from dflash_diag.diagnostics.base import Inputs, diagnostic
 from dflash_diag.results import Judgement, Result, Verdict
 from dflash_diag.stats import Estimate
@@ -62,8 +62,8 @@ def compare_prompts(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     params = {
         "n_prompts": leads[0]["n_prompts"],
         "leads": leads,
-        "finding": f"{leads[0]['a']} gets more than {leads[0]['b']} on {leads[0]['n_better']} of "
-        f"{leads[0]['n_prompts']} prompts",
+        "finding": f"{elided(leads[0]['a'])} gets more than {elided(leads[0]['b'])} on "
+        f"{leads[0]['n_better']} of {leads[0]['n_prompts']} prompts",
         "drafters": found["drafters"],
     }
     said = " ".join(_said(one) for one in leads[:MOST])

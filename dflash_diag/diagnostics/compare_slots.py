@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_diag.compare import LEVEL
-from dflash_diag.compare_words import signed
+from dflash_diag.compare_words import elided, signed
 from dflash_diag.diagnostics.base import Inputs, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict
 
@@ -67,7 +67,7 @@ def compare_slots(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
     params = {
         "n_prompts": n,
         "worse": {b: ks for b, ks in worse.items() if ks},
-        "finding": f"{name} less {others[0]}, where a slot was reached: "
+        "finding": f"{elided(name)} less {elided(others[0])}, where a slot was reached: "
         + _certain(worse[others[0]], better[others[0]]),
         "drafters": found["drafters"],
     }

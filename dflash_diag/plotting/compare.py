@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dflash_diag.compare_words import elided
 from dflash_diag.plotting.pieces import (
     BAD,
     FAINT,
@@ -43,7 +44,7 @@ OTHERS = (
 ANSWERS = {"yes": ("✓ yes", GOOD), "no": ("✗ no", BAD)}
 REFERENCE_NAME = "reference"
 """A name that says by itself what it is."""
-WIDE = 34
+WIDE = 24
 """Characters of a name beside an axis."""
 MOST_PAIRS = 10
 MOST_PROMPTS = 24
@@ -79,7 +80,7 @@ def draw_taus(result: Result, ax: Axes) -> None:
     said = {one["name"]: "\n(reference)" for one in drafters if one["reference"]} | {
         REFERENCE_NAME: ""
     }
-    names = [short(one["name"], WIDE) + said.get(one["name"], "") for one in drafters]
+    names = [_short(one["name"], WIDE) + said.get(one["name"], "") for one in drafters]
     _rows(ax, names)
     ax.set_xlabel("tokens per round (tau) while decoding [tokens]")
     set_title(ax, f"{result.params['finding']} ({n_prompts(result)})")
@@ -110,7 +111,7 @@ def draw_pairs(result: Result, ax: Axes) -> None:
     ends = frame[["delta", "lo", "hi"]].to_numpy(float)
     lo, hi = float(np.nanmin([0, *ends.ravel()])), float(np.nanmax([margin, *ends.ravel()]))
     ax.set_xlim(lo - 0.12 * (hi - lo), hi + 0.12 * (hi - lo))
-    names = [f"{short(a, WIDE)}\nless {short(b, WIDE)}" for a, b in frame[["a", "b"]].to_numpy()]
+    names = [f"{_short(a, WIDE)}\nless {_short(b, WIDE)}" for a, b in frame[["a", "b"]].to_numpy()]
     _rows(ax, names)
     ax.set_xlabel("difference in tau, paired by prompt [tokens per round]")
     left_out = len(result.frame) - len(frame)
@@ -139,6 +140,10 @@ def _heights(result: Result) -> tuple[float, float]:
     """Of both panels of differences in inches."""
     above, below = len(result.params["drafters"]), _n_pairs(result)
     return 1.0 + 0.46 * above, 1.0 + 0.46 * below
+
+
+def _short(name: str, width: int) -> str:
+    return elided(printable(name), width)
 
 
 def printable_lines(text: str) -> str:
@@ -181,7 +186,7 @@ def _differences(result: Result, ax: Axes, rate: str) -> None:
         )
         ax.fill_between(rows["k"], lo, hi, color=look.colour, alpha=0.13, linewidth=0)
         heights += [one for one in (*lo, *hi, *value) if one == one]
-        text = f"less {short(str(name), 16)}"
+        text = f"less {_short(str(name), 12)}"
         ends.append((last + 0.4, float(value[-1]), text, look.colour))
     room = 0.08 * (max(heights) - min(heights)) + 1
     ax.set_ylim(min(heights) - room, max(heights) + room)
@@ -216,7 +221,7 @@ def draw_prompts(result: Result, ax: Axes) -> None:
             color=look.colour,
             markersize=6,
             zorder=3,
-            label=f"less {short(str(name), 26)}",
+            label=f"less {_short(str(name), 28)}",
         )
     gap = len(order) // 2 - 0.5
     if len(order) < result.frame["id"].nunique():
@@ -228,7 +233,10 @@ def draw_prompts(result: Result, ax: Axes) -> None:
     ax.grid(visible=False, axis="y")
     ax.margins(x=0.08)
     ax.locator_params(axis="x", nbins=7)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.5 / _prompts_height(result)), ncols=2)
+    columns = 1 if max(map(len, seen)) > WIDE else 2
+    ax.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.5 / _prompts_height(result)), ncols=columns
+    )
     ax.set_xlabel("difference in tau [tokens per round]")
     set_title(ax, result.params["finding"])
 
@@ -266,12 +274,12 @@ def draw_trend(result: Result, ax: Axes) -> None:
         )
         end = rows.iloc[-1]
         name = "checkpoints" if len(lines) == 1 else str(line).rpartition("/")[2]
-        ends.append((float(end["step"]), float(end["value"]), short(name, 16), look.colour))
+        ends.append((float(end["step"]), float(end["value"]), _short(name, 14), look.colour))
     for one in frame[frame["kind"] == "reference"].to_dict("records"):
         ax.axhline(one["value"], color=REFERENCE.colour, linewidth=1.2, linestyle=REFERENCE.dash)
         if one["lo"] == one["lo"]:
             ax.axhspan(one["lo"], one["hi"], color=REFERENCE.colour, alpha=0.1, linewidth=0)
-        ends.append((0.0, float(one["value"]), short(one["name"], 16), REFERENCE.colour))
+        ends.append((0.0, float(one["value"]), _short(one["name"], 14), REFERENCE.colour))
     _steps_axis(ax, result)
     right = ax.get_xlim()[1]
     values = frame[frame["kind"] != "log"][["value", "lo", "hi"]].to_numpy(float)
