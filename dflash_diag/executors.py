@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol, Self
@@ -77,6 +78,10 @@ class Executor(Protocol):
     def at_once(self) -> int:
         """How many run at the same time."""
 
+    @property
+    def spare(self) -> int:
+        """Into how many commands one piece of work may be cut when there is no other."""
+
     def submit(self, command: Command) -> Future[Ended]:
         """Start a command as soon as there is room."""
 
@@ -104,6 +109,8 @@ def executor(name: str, *, jobs: int = 0, gpu: bool = False, address: str = "") 
     BadInput
         No such executor, Ray is not installed, or no cluster is there.
     """
+    if jobs < 0:
+        raise BadInput(f"--jobs {jobs}", "how many reports to make at once")
     if name == "local":
         return Local(jobs or 1)
     if name == "ray":
@@ -112,7 +119,9 @@ def executor(name: str, *, jobs: int = 0, gpu: bool = False, address: str = "") 
 
 
 class Local:
-    """Commands as processes of this machine, which share its cores."""
+    """Commands as processes of this machine, which share its cores: cutting work gains nothing."""
+
+    spare = 1
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
@@ -184,10 +193,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         while process.poll() is None and time.monotonic() < end:
             time.sleep(_POLL_S)
     finally:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class OnRay:
@@ -204,7 +212,7 @@ class OnRay:
         self._ray = _connected(address or os.environ.get("RAY_ADDRESS", "") or "auto")
         nodes = [one["Resources"] for one in self._ray.nodes() if one["Alive"]]
         gpus = sum(int(one.get("GPU", 0)) for one in nodes) if gpu else 0
-        self.at_once = jobs or gpus or len(nodes)
+        self.at_once = self.spare = jobs or gpus or len(nodes)
         # Workers find this package by no path of their own; what they start does.
         self._ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         cores = min(int(one.get("CPU", 1)) for one in nodes)
@@ -216,10 +224,21 @@ class OnRay:
 
     def submit(self, command: Command) -> Future[Ended]:
         reference = self._task.remote(command)
-        future: Future[Ended] = reference.future()
+        future: Future[Ended] = Future()
+        future.set_running_or_notify_cancel()
         self._running[future] = reference
-        future.add_done_callback(lambda one: self._running.pop(one, None))
+        reference.future().add_done_callback(partial(self._ended, future))
         return future
+
+    def _ended(self, future: Future[Ended], task: Future[Ended]) -> None:
+        """Hand on how a command ended; that its node is lost, say, is one more way of failing."""
+        error = task.exception()
+        if error is not None:
+            said = [line.strip() for line in str(error).splitlines() if line.strip()]
+            future.set_result(Ended(1, "", f"Ray: {(said or [type(error).__name__])[-1]}"))
+        else:
+            future.set_result(task.result())
+        self._running.pop(future, None)
 
     def __enter__(self) -> Self:
         return self

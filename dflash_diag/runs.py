@@ -33,7 +33,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dflash_diag import diagnostics, storage
+from dflash_diag import diagnostics, storage, weight_files
 from dflash_diag.compare_runs import beside_key, check_beside, is_run
 from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
@@ -139,7 +139,7 @@ class Reading:
 
 def _label(path: Path) -> str:
     """What a checkpoint is called: its folder, or its file without the suffix."""
-    return path.stem if path.suffix in (".pt", ".pth", ".bin", ".safetensors") else path.name
+    return path.stem if path.suffix in weight_files.SUFFIXES else path.name
 
 
 def _declared_facts(target: str) -> dict[str, Any]:
@@ -588,11 +588,15 @@ class Run:
         """Scores of one drafter on another capture of the target."""
         from dflash_diag.scoring import Scores
 
-        folder = self.out / "scores" / self.score_key(role, self.digest_of(capture))[:12]
+        folder = self.scores_folder(role, self.digest_of(capture))
         if not folder.is_dir():
             with storage.staged_dir(folder) as stage:
                 self._score(capture, role).save(stage)
         return Scores.load(folder)
+
+    def scores_folder(self, role: str, digest: str = "") -> Path:
+        """Where the scores of a drafter on the run's capture, or on another one, are kept."""
+        return self.out / "scores" / self.score_key(role, digest)[:12]
 
     def _score(self, capture: Capture, role: str) -> Scores:
         from dflash_diag.bundle import Capture

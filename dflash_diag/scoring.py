@@ -11,7 +11,8 @@ D proposed tokens, K tapped layers, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,7 @@ def score(
     capture: Capture,
     drafter: Drafter,
     *,
+    only: range | None = None,
     slice_bytes: int = SLICE_BYTES,
     provenance: dict[str, Any] | None = None,
     silent: bool = False,
@@ -194,6 +196,8 @@ def score(
 
     Parameters
     ----------
+    only
+        Prompts of the capture, by index; see `shards`.
     slice_bytes
         Size of the logits held at one time, in bytes: memory does not grow with V.
 
@@ -211,12 +215,13 @@ def score(
             "capture again without keep_rows",
         )
     borrowed = Borrowed.of(capture, drafter, slice_bytes)
-    d = drafter.convention.n_proposed
-    needed = d + max(0, drafter.convention.label_offset)
+    d, needed = drafter.convention.n_proposed, _needed(drafter.convention)
+    indices = range(len(capture.prompts)) if only is None else only
     scored: list[tuple[CapturedPrompt, Tensor, Tensor, Proposed]] = []
     unscored: list[dict[str, Any]] = []
-    with progress(len(capture.prompts), "score", unit="prompt", silent=silent) as stage:
-        for index, prompt in enumerate(capture.prompts):
+    with progress(len(indices), "score", unit="prompt", silent=silent) as stage:
+        for index in indices:
+            prompt = capture.prompts[index]
             if prompt.n_generated > needed:
                 scored.append((prompt, *_score_prompt(capture, index, drafter, borrowed)))
             else:
@@ -225,11 +230,69 @@ def score(
             stage.update()
     if not scored:
         raise BadInput(
-            f"none of {len(capture.prompts)} prompts has more than {needed} generated tokens",
+            f"none of {len(indices)} prompts has more than {needed} generated tokens",
             f"a continuation longer than the {needed} tokens that a block predicts",
             "capture with a larger --max-new-tokens",
         )
     return _assemble(scored, unscored, drafter.convention, provenance or {})
+
+
+def shards(capture: Capture, convention: Convention, n: int) -> list[range]:
+    """At most ``n`` runs of prompts with about as many anchors each, to be scored apart.
+
+    Every one holds a prompt that can be scored, unless none can.
+    """
+    anchors = [max(0, prompt.n_generated - _needed(convention)) for prompt in capture.prompts]
+    total, done, cuts = sum(anchors), 0, [0]
+    for index, count in enumerate(anchors):
+        # A new run starts before a prompt that can be scored, once the last has its share.
+        if count and done * n >= total * len(cuts) and index:
+            cuts.append(index)
+        done += count
+    return [range(start, end) for start, end in zip(cuts, [*cuts[1:], len(anchors)], strict=True)]
+
+
+def merged(parts: Sequence[Scores]) -> Scores:
+    """Scores of consecutive runs of prompts as one: what scoring them together gives.
+
+    Raises
+    ------
+    ValueError
+        No parts, or parts of different readings.
+    """
+    if not parts or any(one.convention != parts[0].convention for one in parts):
+        raise ValueError("parts of one reading are needed")
+    offsets = np.cumsum([0, *(len(one.prompt_ids) for one in parts[:-1])]).astype(np.int32)
+
+    def joined(name: str) -> Any:
+        return np.concatenate([getattr(one, name) for one in parts])
+
+    return replace(
+        parts[0],
+        prompt_ids=[name for one in parts for name in one.prompt_ids],
+        unscored=[entry for one in parts for entry in one.unscored],
+        prompt=np.concatenate([one.prompt + at for one, at in zip(parts, offsets, strict=True)]),
+        **{name: joined(name) for name in BY_ROW},
+    )
+
+
+BY_ROW = (
+    "n_prompt_tokens",
+    "n_generated",
+    "anchor",
+    "labels",
+    "proposed",
+    "rank",
+    "label_logprob",
+    "topk_ids",
+    "topk_logprobs",
+)
+"""Arrays of `Scores` with a row a prompt or an anchor that says nothing of other rows."""
+
+
+def _needed(convention: Convention) -> int:
+    """Generated tokens below which there is no complete block."""
+    return convention.n_proposed + max(0, convention.label_offset)
 
 
 def proposer(capture: Capture, drafter: Drafter) -> DrafterProposer:

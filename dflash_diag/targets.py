@@ -276,7 +276,7 @@ def load_target(
     BadInput
         Nothing there, not a model, tensors missing, or a device or backend that cannot be used.
     """
-    folder = _existing_folder(source)
+    folder = existing_folder(source)
     place = resolve_device(device)
     if dtype not in ("auto", *DTYPES):
         raise BadInput(f"--dtype {dtype}", f"one of auto, {', '.join(DTYPES)}")
@@ -306,7 +306,7 @@ def wrap_target(
     return Target(model=model, source=source, folder=folder, parts=parts, backend=chosen)
 
 
-def _existing_folder(source: StrPath) -> Path | None:
+def existing_folder(source: StrPath) -> Path | None:
     """The folder ``source``, or None for what looks like a hub id.
 
     Raises

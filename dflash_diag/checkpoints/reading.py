@@ -15,6 +15,7 @@ from dflash_diag.checkpoints.tensors import LazyTensors, PickledSource, Safetens
 from dflash_diag.checkpoints.torchzip import TorchZip, explain_bare_pickle
 from dflash_diag.errors import BadInput, CheckpointError
 from dflash_diag.storage import StrPath, read_json, sha256_file
+from dflash_diag.weight_files import EXPORTED, INDEX, RAW, is_other_state
 
 Kind = Literal["safetensors", "raw"]
 
@@ -108,32 +109,13 @@ def read_checkpoint(
         raise CheckpointError(f"{error.filename} cannot be read: permission denied") from error
 
 
-_INDEX = "model.safetensors.index.json"
-FOLDER_OF_WEIGHTS = ("model.safetensors", _INDEX)
-"""Names that make the folder, rather than a file in it, the checkpoint."""
-_EXPORTED, _RAW = (".safetensors",), (".pt", ".pth", ".bin")
-WEIGHTS = _EXPORTED + _RAW
-"""Suffixes of files that can hold the weights."""
-_NOT_WEIGHTS = (
-    "optimizer",
-    "scheduler",
-    "rng_state",
-    "scaler",
-    "training_args",
-    "random_states",
-    "mask_embedding",
-    "training_state_rank",
-    "training_state.rank",
-)
-
-
 def _weights_in(folder: Path) -> tuple[Path, ...]:
     """The files of a folder that hold the weights."""
     if (folder / "model.safetensors").exists():
         return (folder / "model.safetensors",)
-    if (folder / _INDEX).exists():
-        return _shards(folder / _INDEX)
-    for suffixes in (_EXPORTED, _RAW):
+    if (folder / INDEX).exists():
+        return _shards(folder / INDEX)
+    for suffixes in (EXPORTED, RAW):
         found = sorted(
             p for p in folder.iterdir() if p.suffix in suffixes and not is_other_state(p)
         )
@@ -151,11 +133,6 @@ def _weights_in(folder: Path) -> tuple[Path, ...]:
         f"{folder} is not a checkpoint: it holds {names}",
         "config.json with model.safetensors, or a .pt file",
     )
-
-
-def is_other_state(path: Path) -> bool:
-    """Whether a file beside the weights is called like an optimizer's state, a scheduler's, …."""
-    return path.name.startswith(_NOT_WEIGHTS)
 
 
 def _shards(index: Path) -> tuple[Path, ...]:

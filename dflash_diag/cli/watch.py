@@ -36,6 +36,7 @@ from dflash_diag.cli.options import (
     Step,
     Target,
     TemplateKwargs,
+    TrainedStates,
     TrainingLog,
     TrainingSequences,
     config_of,
@@ -74,6 +75,7 @@ def verb(
     claims: Claims = [],  # noqa: B006 - typer's way to repeat an option
     training_log: TrainingLog = "",
     training_sequences: TrainingSequences = "",
+    trained_states: TrainedStates = "",
     step: Step = "",
     server: ServerUrl = "",
     server_model: ServerModel = "",
@@ -100,6 +102,14 @@ def verb(
         int,
         option(
             "Reports that run at once; 0: one, on a cluster one a node (a GPU with --device cuda).",
+            metavar="N",
+            panel=MACHINE,
+        ),
+    ] = 0,
+    shards: Annotated[
+        int,
+        option(
+            "Processes that score the prompts of one checkpoint; 0: what a cluster has to spare.",
             metavar="N",
             panel=MACHINE,
         ),
@@ -186,6 +196,7 @@ def verb(
         every=every,
         once=once,
         again=again,
+        shards=shards,
         page_url=page_url,
     )
     hook = webhook_of(webhook)

@@ -37,6 +37,21 @@ def report(config: RunConfig, out: Path, log: Path) -> Command:
     return _verb("report", config, ONE_TEXT | NO_OPTION, out, log, "--no-open")
 
 
+def report_in_parts(config: RunConfig, out: Path, log: Path, n: int) -> list[list[Command]]:
+    """The same with its prompts scored by ``n`` processes: what may run together, in turns."""
+    if n < 2:
+        return [[report(config, out, log)]]
+    captured = {name: RunConfig.model_fields[name].default for name in ONE_TEXT}
+    given = config.model_copy(update=captured | {"out": str(out)})
+
+    def shard(what: str) -> Command:
+        content = given.model_dump_json()
+        return Command.python("dflash_diag.shards", what, str(n), given=content, log=log)
+
+    parts = [shard(str(part)) for part in range(n)]
+    return [parts, [shard("merge")], [report(config, out, log)]]
+
+
 def _verb(
     verb: str, config: RunConfig, without: Collection[str], out: Path, log: Path, *more: str
 ) -> Command:

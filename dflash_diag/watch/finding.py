@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_diag.checkpoints.reading import FOLDER_OF_WEIGHTS, WEIGHTS, is_other_state
 from dflash_diag.errors import BadInput
+from dflash_diag.weight_files import MAKE_A_FOLDER, SUFFIXES, is_other_state
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    exported = any(name in FOLDER_OF_WEIGHTS for name in _entries(root))
+    exported = any(name in MAKE_A_FOLDER for name in _entries(root))
     if exported:
         yield root
     for name in _entries(root):
@@ -65,14 +65,14 @@ def _below(root: Path) -> Iterator[Path]:
 
 def _is_weights(path: Path) -> bool:
     name = path.name
-    usual = path.suffix in WEIGHTS and not name.startswith(".") and not is_other_state(path)
+    usual = path.suffix in SUFFIXES and not name.startswith(".") and not is_other_state(path)
     return usual and path.is_file()
 
 
 def _holds_weights(path: Path) -> bool:
     if path.name.startswith(".") or not path.is_dir():
         return False
-    return any(_is_weights(path / name) or name in FOLDER_OF_WEIGHTS for name in _entries(path))
+    return any(_is_weights(path / name) or name in MAKE_A_FOLDER for name in _entries(path))
 
 
 def _entries(folder: Path) -> list[str]:
@@ -95,4 +95,4 @@ def _name(path: Path, root: Path) -> str:
     if path == root:
         return path.name
     below = path.relative_to(root)
-    return str(below.with_suffix("") if path.suffix in WEIGHTS else below)
+    return str(below.with_suffix("") if path.suffix in SUFFIXES else below)

@@ -94,8 +94,11 @@ def check(config: RunConfig) -> None:
         It is not.
     """
     from dflash_diag.runs import Run
+    from dflash_diag.targets import existing_folder
 
     Run.open(config, needs_drafter=False)
+    if config.target:
+        existing_folder(config.target)
 
 
 def command(config: RunConfig, log: Path) -> Command:

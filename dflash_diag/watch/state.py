@@ -44,6 +44,8 @@ class State:
 
     inputs: str
     seen: dict[str, Seen] = field(default_factory=dict)
+    known: bool = False
+    """Whether an earlier watch had the same inputs, and so has checked them."""
 
     @classmethod
     def read(cls, folder: Path, inputs: str) -> State:
@@ -70,7 +72,7 @@ class State:
         for one in seen.values():
             if not same or one.stage not in ENDED:
                 one.stage, one.attempts = "settling", 0
-        return cls(inputs, seen)
+        return cls(inputs, seen, known=same)
 
     def write(self, folder: Path) -> None:
         """Keep it for the next watch."""

@@ -62,6 +62,9 @@ class Settings:
     """End when all that has settled is measured."""
     again: bool = False
     """Measure what was measured before, once more."""
+    shards: int = 0
+    """Processes that score the prompts of one checkpoint; 0: as many as the executor has to spare,
+    which one machine has not."""
     page_url: str = ""
     """Address under which ``out`` is served; links are to files without it."""
 
@@ -83,13 +86,18 @@ class News:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Job:
-    """A command that is being run, and for which state of which path."""
+    """Commands that are being run, and for which state of which path."""
 
     kind: Literal["open", "capture", "report"]
     path: str
     signature: str
+    turns: list[list[Command]]
+    """What is still to be run: all of a turn at once, one turn after another."""
+    running: int = 0
+    failed: Ended | None = None
+    """The first of its commands that failed; no further turn is started."""
 
 
 class Watching:
@@ -140,7 +148,8 @@ class Watching:
             Another watch is at work here, or nothing can be written.
         """
         with self._alone(), self.executor:
-            self._check_inputs()
+            if not self.state.known:
+                self._check_inputs()
             try:
                 self._resume()
                 while True:
@@ -213,7 +222,7 @@ class Watching:
             if seen.stage == "settling" and now - seen.since >= settle:
                 seen.stage = "opening"
                 config = self.config.model_copy(update={"drafter": path})
-                self._submit("open", path, identity.command(config, self._log(seen.name)))
+                self._submit("open", path, [identity.command(config, self._log(seen.name))])
 
     def _start_reports(self) -> Iterator[News]:
         """Fill the free places, earlier training steps first."""
@@ -230,9 +239,12 @@ class Watching:
                 continue
             seen.stage = "running"
             seen.attempts += 1
-            config = self.config.model_copy(update={"drafter": path, "capture": str(capture)})
-            log = self._log(seen.name)
-            self._submit("report", path, commands.report(config, self._run(seen.run_id), log))
+            out, log = self._run(seen.run_id), self._log(seen.name)
+            given = {"drafter": path, "capture": str(capture), "history": self._past(out)}
+            config = self.config.model_copy(update=given)
+            self._submit(
+                "report", path, *commands.report_in_parts(config, out, log, self._shards())
+            )
             yield News("started", seen.name, f"report{self._progress()}")
 
     def _start_capture(self, path: str, seen: Seen, folder: Path) -> Iterator[News]:
@@ -241,7 +253,7 @@ class Watching:
         attempts = self._capture_attempts
         attempts[seen.capture] = attempts.get(seen.capture, 0) + 1
         config = self.config.model_copy(update={"drafter": path})
-        self._submit("capture", path, commands.capture(config, folder, self._log("capture")))
+        self._submit("capture", path, [commands.capture(config, folder, self._log("capture"))])
         yield News("started", seen.name, "capture of the target, for all checkpoints with its taps")
 
     def _wait(self) -> Iterator[News]:
@@ -251,7 +263,12 @@ class Watching:
             time.sleep(self._pause())
         for future in done:
             job, ended = self._jobs.pop(future), future.result()
-            seen = self.state.seen[job.path]
+            job.running -= 1
+            job.failed = job.failed or (ended if ended.code else None)
+            if job.running or (job.turns and job.failed is None):
+                self._next_turn(job)
+                continue
+            seen, ended = self.state.seen[job.path], job.failed or ended
             if job.kind == "capture":
                 yield from self._captured(seen, ended)
             elif settling.signature(Path(job.path)) != job.signature:
@@ -276,8 +293,11 @@ class Watching:
         """What was read may be half the old and half the new one: it counts for nothing."""
         if job.kind == "report":
             shutil.rmtree(self._run(seen.run_id), ignore_errors=True)
-            yield News("growing", seen.name, "changed while it was measured; once more later")
         del self.state.seen[job.path]
+        if settling.signature(Path(job.path)) is None:
+            yield News("gone", seen.name, "gone before it was measured")
+        elif job.kind == "report":
+            yield News("growing", seen.name, "changed while it was measured; once more later")
 
     def _opened(self, path: str, seen: Seen, ended: Ended) -> Iterator[News]:
         if ended.code:
@@ -336,9 +356,31 @@ class Watching:
 
     # --- small questions -------------------------------------------------------------------------
 
-    def _submit(self, kind: Any, path: str, command: Command) -> None:
-        job = _Job(kind, path, self.state.seen[path].signature)
-        self._jobs[self.executor.submit(command)] = job
+    def _submit(
+        self, kind: Literal["open", "capture", "report"], path: str, *turns: list[Command]
+    ) -> None:
+        self._next_turn(_Job(kind, path, self.state.seen[path].signature, list(turns)))
+
+    def _next_turn(self, job: _Job) -> None:
+        """Start what comes after what has ended, if all of it has."""
+        if job.running:
+            return
+        turn = job.turns.pop(0)
+        job.running = len(turn)
+        self._jobs |= {self.executor.submit(command): job for command in turn}
+
+    def _past(self, out: Path) -> str:
+        """A copy of the history for a report's trend, which must not change under its hands."""
+        if not self.rows:
+            return ""
+        return str(storage.atomic_write(out / HISTORY, self.history.read_bytes()))
+
+    def _shards(self) -> int:
+        """Processes that score one checkpoint's prompts: as many as the others leave free."""
+        if self.settings.shards:
+            return self.settings.shards
+        stages = [one.stage for one in self.state.seen.values()]
+        return max(1, self.executor.spare // (stages.count("waiting") + stages.count("running")))
 
     def _is_busy(self, path: str) -> bool:
         return any(job.path == path for job in self._jobs.values())

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "dflash_diag"
 # Lowest first; a module may import its own layer and those above it in this list. A folder stands
 # for all that is in it.
 LAYERS = [
-    {"errors", "paths", "progress", "results", "shapley", "stats", "storage"},
+    {"errors", "paths", "progress", "results", "shapley", "stats", "storage", "weight_files"},
     {
         "bounds",
         "causes",
@@ -95,6 +95,7 @@ LAYERS = [
         "gap_runs",
         "history",
         "runs",
+        "shards",
         "state_runs",
     },
     {"executors", "plotting", "report", "views", "watch", "widgets"},
@@ -167,6 +168,7 @@ LIGHT = {
     "dflash_diag.metrics": ("torch", "transformers", "matplotlib"),
     "dflash_diag.results": ("torch", "transformers", "matplotlib"),
     "dflash_diag.stats": ("torch", "transformers", "matplotlib"),
+    "dflash_diag.watch.watching": ("torch", "transformers", "matplotlib"),
     "dflash_diag.trees": ("torch", "transformers", "matplotlib"),
 }
 
