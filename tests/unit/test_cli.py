@@ -600,7 +600,7 @@ def test_help_teaches_and_names_the_real_default(capsys):
 OWN_OPTIONS = {
     "report": {"open_"},
     "watch": {"where", "once", "every", "settle", "jobs", "shards", "again", "executor"}
-    | {"ray_address", "regression", "margin", "webhook", "page_url"},
+    | {"ray_address", "against_what", "margin", "webhook", "page_url"},
 }
 """What a verb does with the options that are no field of the configuration is tested with it."""
 
