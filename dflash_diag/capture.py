@@ -461,13 +461,15 @@ def _fill(work: Path, target: Target, texts: Sequence[_Text], plan: _Plan, *, si
     done = len(texts) - len(todo)
     steps = [plan.max_new_tokens if t.given is None else len(t.given.ids) for t in texts]
     total = sum(steps[i] for i in todo)
+    alone = True
     with progress(total, "capture", unit="token", silent=silent) as stage:
         for first in range(0, len(todo), BATCH):
             batch = todo[first : first + BATCH]
             made = _decode(target, [texts[i] for i in batch if texts[i].given is None], plan, stage)
             for i in batch:
                 given = texts[i].given
-                _write_part(_Part(work, i), target, texts[i], given or made.pop(0), plan)
+                part, how = _Part(work, i), given or made.pop(0)
+                alone = _write_part(part, target, texts[i], how, plan, alone=alone)
                 done += 1
                 stage.update(len(given.ids) if given else 0, note=f"{done} of {len(texts)} prompts")
 
@@ -485,17 +487,33 @@ def _decode(
     return made
 
 
-def _write_part(part: _Part, target: Target, text: _Text, made: Continuation, plan: _Plan) -> None:
+def _write_part(
+    part: _Part, target: Target, text: _Text, made: Continuation, plan: _Plan, *, alone: bool
+) -> bool:
+    """Run the target over one text and keep what it says and the states.
+
+    Parameters
+    ----------
+    alone
+        Whether to decode a text again, by itself, where decoding in a batch looks wrong.
+
+    Returns
+    -------
+    bool
+        Whether that is worth trying for others. Where it does not help, the gap is the target's own
+        rounding (large where logits are nearly equal), and each try costs a whole decoding.
+    """
     n_prompt = len(text.prompt_ids)
     forced = _forward(part, target, text, made, plan)
     gap = noise = None
     if made.top_logits is not None:
         gap = float(decode_gap(forced, n_prompt, made.ids).max())
-        if gap > _TOLERANCE[target.dtype] * float(made.top_logits.abs().max()):
+        if alone and gap > _TOLERANCE[target.dtype] * float(made.top_logits.abs().max()):
             # This target does not take padding, or its batched kernels differ: decode it alone.
-            made = greedy(target, [text.prompt_ids], plan.max_new_tokens)[0]
+            made, before = greedy(target, [text.prompt_ids], plan.max_new_tokens)[0], gap
             forced = _forward(part, target, text, made, plan)
             gap = float(decode_gap(forced, n_prompt, made.ids).max())
+            alone = gap < before / 2
         noise = logit_noise(forced, n_prompt, made)
     elif made.origin != "target":
         gap = float(decode_gap(forced, n_prompt, made.ids).max())
@@ -523,6 +541,7 @@ def _write_part(part: _Part, target: Target, text: _Text, made: Continuation, pl
         kind=text.kind,
     )
     write_json(part.row, {**asdict(row), "states_sha256": sha256_file(part.states)})
+    return alone
 
 
 def _forward(part: _Part, target: Target, text: _Text, made: Continuation, plan: _Plan) -> Forced:

@@ -233,6 +233,22 @@ def test_a_target_that_cannot_take_padding_is_decoded_prompt_by_prompt(
     assert made.continuation(1).tolist() == expected
 
 
+def test_where_decoding_alone_is_no_better_it_is_tried_once(hybrid_model, tmp_path, monkeypatch):
+    target = wrap_target(hybrid_model)
+    sizes = []
+
+    def noisy(target, prompts, n, **more):
+        sizes.append(len(prompts))
+        made = greedy(target, prompts, n, **more)
+        for one in made:
+            one.ids[3] = (one.ids[3] + 1) % 320
+        return made
+
+    monkeypatch.setattr(capture_module, "greedy", noisy)
+    capture(target, tmp_path / "a")
+    assert sizes == [3, 1]
+
+
 def as_bytes(path):
     return [p.read_bytes() for p in sorted((path / "states").iterdir())]
 
