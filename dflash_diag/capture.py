@@ -469,7 +469,7 @@ def _fill(work: Path, target: Target, texts: Sequence[_Text], plan: _Plan, *, si
             for i in batch:
                 given = texts[i].given
                 part, how = _Part(work, i), given or made.pop(0)
-                alone = _write_part(part, target, texts[i], how, plan, alone=alone)
+                alone = _write_part(part, target, texts[i], how, plan, alone)
                 done += 1
                 stage.update(len(given.ids) if given else 0, note=f"{done} of {len(texts)} prompts")
 
@@ -488,7 +488,7 @@ def _decode(
 
 
 def _write_part(
-    part: _Part, target: Target, text: _Text, made: Continuation, plan: _Plan, *, alone: bool
+    part: _Part, target: Target, text: _Text, made: Continuation, plan: _Plan, alone: bool
 ) -> bool:
     """Run the target over one text and keep what it says and the states.
 

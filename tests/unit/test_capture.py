@@ -448,7 +448,7 @@ def test_a_stopped_run_goes_on_where_it_ended(loaded, tmp_path, monkeypatch):
         if len(written) == 3:
             raise KeyboardInterrupt
         written.append(part.index)
-        write(part, *rest)
+        return write(part, *rest)
 
     monkeypatch.setattr(capture_module, "_write_part", stop_at_fourth)
     with pytest.raises(Interrupted, match="stopped after 3 of 5 prompts"):
@@ -457,7 +457,7 @@ def test_a_stopped_run_goes_on_where_it_ended(loaded, tmp_path, monkeypatch):
 
     def note(part, *rest):
         written.append(part.index)
-        write(part, *rest)
+        return write(part, *rest)
 
     monkeypatch.setattr(capture_module, "_write_part", note)
     resumed = capture(loaded, tmp_path / "a", prompts)
@@ -473,10 +473,11 @@ def test_a_half_written_prompt_is_done_again(loaded, tmp_path, monkeypatch):
     write = capture_module._write_part
 
     def die_at_the_end(part, *rest):
-        write(part, *rest)
+        alone = write(part, *rest)
         if part.index == 1:
             part.states.write_bytes(part.states.read_bytes()[:50])
             raise KeyboardInterrupt
+        return alone
 
     monkeypatch.setattr(capture_module, "_write_part", die_at_the_end)
     with pytest.raises(Interrupted):
@@ -485,7 +486,7 @@ def test_a_half_written_prompt_is_done_again(loaded, tmp_path, monkeypatch):
 
     def note(part, *rest):
         done.append(part.index)
-        write(part, *rest)
+        return write(part, *rest)
 
     monkeypatch.setattr(capture_module, "_write_part", note)
     capture(loaded, tmp_path / "a")
@@ -501,7 +502,7 @@ def test_what_a_killed_run_was_writing_is_not_kept(loaded, tmp_path, monkeypatch
         if part.index == 1:
             (part.states.parent / ".00001.safetensors.0a1b2c3d").write_bytes(b"half")
             raise KeyboardInterrupt
-        write(part, *rest)
+        return write(part, *rest)
 
     monkeypatch.setattr(capture_module, "_write_part", die_in_the_middle)
     with pytest.raises(Interrupted, match="stopped after 1 of 3 prompts"):
@@ -534,7 +535,7 @@ def test_an_unfinished_run_with_other_settings_is_not_mixed_in(loaded, tmp_path,
     def stop_at_second(part, *rest):
         if part.index == 1:
             raise KeyboardInterrupt
-        write(part, *rest)
+        return write(part, *rest)
 
     monkeypatch.setattr(capture_module, "_write_part", stop_at_second)
     with pytest.raises(Interrupted):
