@@ -114,6 +114,31 @@ def check_offline(html: str, name: str) -> None:
         raise DiagError(f"{name} would not work offline: it holds {assets.found[0]}")
 
 
+PAGE_BYTES = 3_000_000
+"""A page that is larger opens slowly, and cannot be mailed."""
+
+
+def check_size(html: str, name: str) -> None:
+    """Fail where a page is larger than `PAGE_BYTES`.
+
+    Raises
+    ------
+    DiagError
+        With its size, and what on it is largest.
+    """
+    size = len(html.encode())
+    if size <= PAGE_BYTES:
+        return
+    pictures = sum(map(len, _PICTURE.findall(html)))
+    raise DiagError(
+        f"{name} is {size / 1e6:.1f} MB, {pictures / 1e6:.1f} MB of it pictures; a page may have "
+        f"{PAGE_BYTES / 1e6:.0f} MB: ask for less with --max-new-tokens, or for fewer --against"
+    )
+
+
+_PICTURE = re.compile(r'src="data:[^"]*"')
+
+
 # --- token by token -------------------------------------------------------------------------------
 
 
