@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -75,6 +74,8 @@ def serving(folder: Path, first: str, *, port: int = 0, browser: bool = True) ->
     """
     if find_spec("jupyterlab") is None:
         raise BadInput("JupyterLab is not installed", do="pip install jupyterlab")
+    import zmq
+
     number, token = _free_port(port), os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(24)
     path = f"/lab/tree/{first}"
     command = [
@@ -83,6 +84,7 @@ def serving(folder: Path, first: str, *, port: int = 0, browser: bool = True) ->
         *(f"--ServerApp.ip={HOST}", f"--ServerApp.port={number}", "--ServerApp.port_retries=0"),
         # Who starts it as root, in a container say, means to; no other machine can reach it.
         "--ServerApp.allow_root=True",
+        *(["--KernelManager.transport_encryption=auto"] if zmq.has("curve") else []),
         *([] if browser else ["--no-browser"]),
     ]
     process = subprocess.Popen(
@@ -95,7 +97,7 @@ def serving(folder: Path, first: str, *, port: int = 0, browser: bool = True) ->
         _wait_for(process, number)
         yield Server(process, f"http://{HOST}:{number}{path}?token={token}")
     finally:
-        _end(process)
+        _end(process, number, token)
 
 
 def _free_port(wanted: int) -> int:
@@ -135,10 +137,15 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
     raise DiagError(f"JupyterLab ended with code {process.returncode} before it answered")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, which ends its kernels too."""
-    # Interrupted it is silent; it calls a termination critical.
-    process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
+def _end(process: subprocess.Popen[bytes], port: int, token: str) -> None:
+    """Ask it to end its kernels and itself, as its own menu does."""
+    import httpx
+
+    address, own = f"http://{HOST}:{port}/api/shutdown", {"Authorization": f"token {token}"}
+    try:
+        httpx.post(address, headers=own, timeout=STOP_S, trust_env=False)
+    except httpx.HTTPError:  # it does not answer yet, or no more
+        process.terminate()
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:

@@ -31,7 +31,10 @@ def polish(body: str) -> str:
         caption = table.caption.get_text(" ", strip=True) if table.caption else "Table"
         rows = table.tbody.find_all("tr") if table.tbody else []
         _align(rows, table)
-        box = soup.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region"})
+        for head in table.find_all("th"):  # pandas leaves corners that head nothing
+            if not head.get_text(strip=True):
+                head.name = "td"
+        box = soup.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "group"})
         box["aria-label"] = caption
         table.wrap(box)
         if len(rows) > FOLDED_ROWS and box.find_parent("section"):
@@ -215,7 +218,7 @@ _STYLE = """<style>
 .transcript .got { background: rgba(24, 69, 251, 0.17); border-radius: 2px; }
 .transcript .own { text-decoration: underline; text-decoration-thickness: 2px;
   text-underline-offset: 3px; text-decoration-color: #d94801; }
-.transcript .rest { opacity: 0.6; }
+.transcript .rest { opacity: 0.75; }
 </style>"""
 
 

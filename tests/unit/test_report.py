@@ -92,7 +92,7 @@ def test_tables_scroll_fold_and_align():
     assert (
         '<details><summary>Table: How many? (9 rows)</summary><div aria-label="How many?"' in html
     )
-    assert 'class="scroll" role="region" tabindex="0"' in html
+    assert 'class="scroll" role="group" tabindex="0"' in html
     assert '<td class="num">1.5</td>' in html
     assert '<th class="num" scope="col">tau</th>' in html
     assert "<td>&lt;p0&gt;</td>" in html

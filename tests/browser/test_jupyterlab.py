@@ -1,0 +1,154 @@
+"""JupyterLab as `lab` starts it: every notebook runs, and what its controls change is seen."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from urllib.error import HTTPError
+
+import browsing
+import pytest
+
+from dflash_diag import lab, lab_server, report
+from dflash_diag.runs import Run
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.allow_hosts("127.0.0.1"),
+    pytest.mark.skipif(browsing.CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """JupyterLab's own files away from this user's, and all cells of a notebook in the page."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    own = folder / "settings" / "@jupyterlab" / "notebook-extension"
+    own.mkdir(parents=True)
+    (own / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTERLAB_SETTINGS_DIR", str(folder / "settings"))
+        patch.setenv("JUPYTERLAB_WORKSPACES_DIR", str(folder / "workspaces"))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+        patch.setenv("JUPYTER_CONFIG_DIR", str(folder / "config"))
+        patch.delenv("JUPYTER_TOKEN", raising=False)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def server(hostile_config, hostile_site, settings):
+    """JupyterLab on the notebooks of a finished run."""
+    copies = lab.write(Run.open(hostile_config))
+    with lab_server.serving(copies.folder, lab.FIRST, port=free_port(), browser=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser(server):
+    with browsing.chromium() as made:
+        yield made
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("name", report.NOTEBOOKS)
+def test_run_all_works_and_every_control_changes_what_is_shown(browser, server, name):
+    url = server.url.replace(lab.FIRST, f"{name}.ipynb")
+    with browsing.lab_page(browser, url, viewport={"width": 1400, "height": 1000}) as page:
+        elsewhere, dialogs = [], []
+        page.on("request", lambda one: elsewhere.append(one.url) if is_elsewhere(one.url) else None)
+        page.on("dialog", lambda one: (dialogs.append(one.message), one.dismiss()))
+        browsing.run_all(page)
+        errors = page.locator('[data-mime-type="application/vnd.jupyter.error"]')
+        assert errors.all_inner_texts() == []
+        for area in page.locator(".jp-OutputArea-output:has(> .jupyter-widgets)").all():
+            move_all(page, area)
+        assert page.get_by_text("Would you like to").count() == 0
+        assert elsewhere == dialogs == []
+
+
+def is_elsewhere(url: str) -> bool:
+    return not url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))
+
+
+def move_all(page, area) -> None:
+    """Move every control of a view, and see that what it shows is then another."""
+    for menu in area.locator("select").all():
+        if menu.locator("option").count() > 1:
+            index = menu.evaluate("one => one.selectedIndex")
+            moved(page, area, lambda m=menu, i=index: m.select_option(index=0 if i else 1))
+    for slider in area.get_by_role("slider").all():
+        first = slider.get_attribute("aria-valuenow") == slider.get_attribute("aria-valuemin")
+        key = "ArrowRight" if first else "ArrowLeft"
+        moved(page, area, lambda s=slider, k=key: s.press(k))
+    for box in area.get_by_role("checkbox").all():
+        moved(page, area, box.click)
+    # At the end of its menu a button has nothing to do, and is tried again after the others.
+    still = [one for one in area.get_by_role("button").all() if has_a_choice(one)]
+    for _ in range(2):
+        still = [one for one in still if not presses(page, area, one)]
+    assert [one.get_attribute("title") or one.inner_text() for one in still] == []
+
+
+def has_a_choice(button) -> bool:
+    """Whether a button stands beside no menu, or beside one that offers more than one thing."""
+    beside = button.evaluate(
+        "one => one.parentElement.querySelector('select')?.options.length ?? 2"
+    )
+    return button.is_enabled() and beside > 1
+
+
+def presses(page, area, button) -> bool:
+    try:
+        moved(page, area, lambda: (button.focus(), page.keyboard.press("Enter")), within_s=3)
+    except AssertionError:
+        return False
+    return True
+
+
+SHOWN = (
+    "area => [...area.querySelectorAll('.widget-html, .widget-image')].map(o => o.outerHTML).join()"
+)
+
+
+def moved(page, area, move, *, within_s: float = 10) -> None:
+    """Move something and wait for what is shown to change."""
+    before = area.evaluate(SHOWN)
+    assert before
+    move()
+    for _ in range(int(within_s / 0.05)):
+        if area.evaluate(SHOWN) != before:
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"nothing changed within {within_s} s")
+
+
+def test_the_verb_starts_it_behind_a_token_and_ctrl_c_ends_it(settings, tmp_path):
+    port, said = free_port(), []
+    command = [sys.executable, "-m", "dflash_diag", "lab", "--no-browser", "--port", str(port)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*command, "--out", str(tmp_path)], **pipes) as process:
+        try:
+            said += [process.stdout.readline() for _ in range(3)]
+            url = said[1].partition("JupyterLab: ")[2].strip()
+            with urllib.request.urlopen(url) as answer:
+                assert b"jupyter-config-data" in answer.read()
+            with pytest.raises(HTTPError, match="403"):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/contents")
+        finally:
+            process.send_signal(signal.SIGINT)
+            said += process.stdout.readlines()
+    assert process.returncode == 0, said
+    assert said[3:] == ["JupyterLab has ended; the notebooks stay.\n"]
+    with socket.socket() as one:
+        assert one.connect_ex(("127.0.0.1", port)) != 0
+    written = sorted(path.stem for path in (tmp_path / "lab").glob("*.ipynb"))
+    assert written == list(report.NOTEBOOKS)
