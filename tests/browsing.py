@@ -38,15 +38,20 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def lab_page(browser: Any, url: str, **context: Any) -> Iterator[Any]:
-    """JupyterLab in a page of its own, a notebook open and its kernel ready."""
+    """JupyterLab in a page of its own, only that notebook open, its kernel ready and then ended."""
+    address, _, token = url.partition("?token=")
+    kernels = f"{address.partition('/lab/')[0]}/api/kernels"
+    headers = {"Authorization": f"token {token}"}
     with browser.new_context(**context) as made:
         page = made.new_page()
         # JupyterLab calls a kernel idle that it has not reached yet.
         with page.expect_websocket(lambda one: "/api/kernels/" in one.url) as channel:
-            page.goto(url)
+            page.goto(f"{url}&reset")
         channel.value.wait_for_event("framereceived")
         page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
         yield page
+        for one in page.request.get(kernels, headers=headers).json():
+            page.request.delete(f"{kernels}/{one['id']}", headers=headers)
 
 
 def run_all(page: Any, *, timeout_s: float = 60) -> None:

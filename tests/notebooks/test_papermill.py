@@ -10,13 +10,15 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
+import typer
 from bs4 import BeautifulSoup
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tiny_world
 
-from dflash_diag import diagnostics, front_page, paths, report, storage, views
+from dflash_diag import diagnostics, front_page, next_steps, paths, report, storage, views
+from dflash_diag.cli import app
 from dflash_diag.config import RunConfig
 from dflash_diag.errors import BadInput
 from dflash_diag.results import MIME_TYPE
@@ -146,6 +148,19 @@ def test_the_front_page_says_what_to_do_next(site, config):
     causes = Run.open(config).result("doctor.causes")
     assert steps[0].strong.get_text() == causes.params["to_do"].partition(" Also found")[0]
     assert all("#" in step.a["href"] for step in steps)
+
+
+def test_an_option_that_a_skipped_check_names_is_one_that_report_takes(site):
+    known = {name for p in typer.main.get_command(app).commands["report"].params for name in p.opts}
+    summary = json.loads((site / "summary.json").read_text())
+    named = {
+        option
+        for one in summary["results"]
+        if one["verdict"] == "SKIPPED"
+        for option in next_steps.OPTION.findall(one["headline"])
+    }
+    assert len(named) > 3
+    assert named <= known
 
 
 def test_results_are_stored_once_and_shown_by_the_notebooks(site):
