@@ -14,7 +14,8 @@ import browsing
 import nbformat
 import pytest
 
-from dflash_diag import lab, lab_server, report
+from dflash_diag import lab, lab_server, paths, report, storage
+from dflash_diag.config import RunConfig
 from dflash_diag.runs import Run
 
 pytestmark = [
@@ -41,10 +42,40 @@ def settings(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(hostile_config, hostile_site, settings):
-    """JupyterLab on the notebooks of a finished run."""
-    copies = lab.write(Run.open(hostile_config))
-    with lab_server.serving(copies.folder, lab.FIRST, port=free_port(), browser=False) as made:
+def folders(hostile_config, hostile_site, shared_folder):
+    """Where the notebooks of two runs lie: a finished one, and one of drafters that are accepted.
+
+    In the first nothing is ever accepted, so that filters of rounds have nothing to choose from.
+    """
+    zoo = paths.data_dir() / "zoo" / "hybrid"
+    prompts = shared_folder / "accepted.jsonl"
+    storage.atomic_write(prompts, ACCEPTED)
+    config = RunConfig(
+        target=str(zoo / "target"),
+        drafter=str(zoo / "drafters" / "healthy"),
+        reference=str(zoo / "drafters" / "reference"),
+        prompts=str(prompts),
+        max_new_tokens=32,
+        draws=400,
+        out=str(shared_folder / "accepted"),
+    )
+    return {
+        name: lab.write(Run.open(one)).folder
+        for name, one in (("", hostile_config), (ROUNDS, config))
+    }
+
+
+ROUNDS = "09_explorer"
+"""The notebook that looks at single rounds."""
+ACCEPTED = """{"id": "p0", "text": "def mean(values):\\n    "}
+{"id": "p1", "text": "for name in names:\\n    print("}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(shared_folder, settings, folders):
+    """JupyterLab on a folder that holds both."""
+    with lab_server.serving(shared_folder, "", port=free_port(), browser=False) as made:
         yield made
 
 
@@ -61,8 +92,11 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
-def test_run_all_works_and_every_control_changes_what_is_shown(browser, server, hostile_site, name):
-    url = server.url.replace(lab.FIRST, f"{name}.ipynb")
+def test_run_all_works_and_every_control_changes_what_is_shown(
+    browser, server, shared_folder, folders, hostile_site, name
+):
+    copy = folders.get(name, folders[""]) / f"{name}.ipynb"
+    url = server.url.replace("?", f"{copy.relative_to(shared_folder)}?")
     with browsing.lab_page(browser, url, viewport={"width": 1400, "height": 1000}) as page:
         elsewhere, dialogs = [], []
         page.on("request", lambda one: elsewhere.append(one.url) if is_elsewhere(one.url) else None)
