@@ -9,8 +9,9 @@ import sys
 import nbformat
 import pytest
 import tiny_world
+import typer
 
-from dflash_diag import lab, lab_server, paths, report
+from dflash_diag import cli, lab, lab_server, paths, report
 from dflash_diag.config import RunConfig
 from dflash_diag.errors import BadInput, DiagError
 from dflash_diag.runs import Run
@@ -92,6 +93,13 @@ def test_what_is_no_notebook_is_said(world, tmp_path):
     path.write_text("not JSON")
     with pytest.raises(BadInput, match=r"03_hidden_state_divergence.ipynb is not a notebook"):
         lab.write(run)
+
+
+def test_the_verb_takes_what_report_takes():
+    commands = typer.main.get_command(cli.app).commands
+    report_, lab_ = ({p.name for p in commands[name].params} for name in ("report", "lab"))
+    assert report_ - lab_ == {"fail_on", "open_"}
+    assert lab_ - report_ == {"port", "no_browser"}
 
 
 def test_without_jupyterlab_it_says_what_to_install(tmp_path, monkeypatch):
