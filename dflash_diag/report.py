@@ -14,15 +14,14 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from dflash_diag import diagnostics, paths, storage, views
+from dflash_diag import diagnostics, front_page, paths, storage, views
 from dflash_diag.ahead import ahead
 from dflash_diag.compare_runs import SUMMARY_SCHEMA
-from dflash_diag.diagnostics.reference import doubt
 from dflash_diag.errors import BadInput, DiagError
 from dflash_diag.progress import progress
 from dflash_diag.results import MIME_TYPE, Result, Verdict
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
     from dflash_diag.runs import Run
-    from dflash_diag.stats import Estimate
 
 NOTEBOOKS = {
     "00_overview": "Overview",
@@ -46,37 +44,8 @@ NOTEBOOKS = {
     "09_explorer": "Explorer",
 }
 """Notebooks of the report in order, and what their pages are called."""
-KEY_FIGURES = (
-    "acceptance.by_position",
-    "acceptance.headline",
-    "doctor.causes",
-    "gap.decomposition",
-    "acceptance.comparison",
-    "hidden.divergence",
-)
-CAPTURED = ("hidden.rows", "hidden.argmax", "hidden.identity")
-"""Diagnostics without which no number made from a capture means anything."""
-STATES = {
-    Verdict.PASS: "noise",
-    Verdict.WARN: "harmless",
-    Verdict.FAIL: "a cause",
-    Verdict.INCONCLUSIVE: "cost unknown",
-}
-"""Verdicts on hidden states in a word or two."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")
-GLOSSARY = (
-    ("tau", "tokens that one pass of the target yields: accepted proposals and one token more"),
-    ("while decoding", "over the anchors that greedy decoding visits (walked): what a server gets"),
-    ("all anchors", "over every position (uniform): what most training dashboards show"),
-    ("survival", "share of rounds whose first k proposals are all accepted"),
-    ("noise floor", "how far the same code in low precision is from itself in float32"),
-    ("95 % interval", "bootstrap over prompts (BCa); blocks of one prompt are not independent"),
-    (
-        "INCONCLUSIVE",
-        "the interval reaches both sides of the threshold; more prompts would settle it",
-    ),
-)
 
 
 def build(run: Run) -> Path:
@@ -90,7 +59,7 @@ def build(run: Run) -> Path:
     Raises
     ------
     DiagError
-        A notebook fails, or a page would need the network.
+        A notebook fails, or a page would need the network, or is too large.
     """
     with ahead(run):
         results = run.compute()
@@ -99,6 +68,7 @@ def build(run: Run) -> Path:
     pages["index.html"] = index_html(run, results)
     for name, html in pages.items():
         views.check_offline(html, name)
+        views.check_size(html, name)
     storage.write_json(run.out / "summary.json", summary(run, results))
     storage.atomic_write(run.out / "junit.xml", junit(results))
     for name, html in pages.items():  # index.html last: where it is, all is
@@ -261,131 +231,15 @@ def refuse_stubs(node: NotebookNode, name: str) -> None:
 # --- pages ----------------------------------------------------------------------------------------
 
 
-class Number(NamedTuple):
-    """One of the large numbers of the front page."""
-
-    label: str
-    value: str
-    detail: str
-
-
 def index_html(run: Run, results: Sequence[Result]) -> str:
     """The front page."""
-    by_id = {one.id: one for one in results}
-    known = diagnostics.catalogue()
-    checks = [
-        {
-            "verdict": one.verdict,
-            "question": one.question,
-            "headline": one.headline,
-            "page": f"{known[one.id].page}.html",
-            "anchor": one.id,
-        }
-        for one in sorted(results, key=_worst_first)
-    ]
     return _render(
         "index.html.j2",
         run,
         current="index.html",
         title=_subject(run),
-        verdict=run.verdict(),
-        headline=by_id["doctor.causes"].params.get("said") or _headline(by_id),
-        to_do=by_id["doctor.causes"].params.get("to_do", ""),
-        leads=_leads(by_id),
-        numbers=_numbers(run, by_id),
-        figures=[Markup(one) for one in _figures(by_id)],  # noqa: S704 - escaped there
-        checks=checks,
-        glossary=GLOSSARY,
+        **front_page.content(run, results, NOTEBOOKS),
     )
-
-
-def _headline(by_id: Mapping[str, Result]) -> str:
-    """The doctor's sentence, or what is accepted where there is none."""
-    examined = by_id["doctor.causes"]
-    if examined.verdict in (Verdict.SKIPPED, Verdict.ERROR):
-        examined = by_id["acceptance.headline"]
-    return examined.headline
-
-
-def _worst_first(result: Result) -> int:
-    """Sort key of the front page's table: what was not looked at comes last."""
-    return 1 if result.verdict is Verdict.SKIPPED else -result.verdict.severity
-
-
-def _figures(by_id: Mapping[str, Result]) -> Iterator[str]:
-    from dflash_diag import plotting
-
-    for one in (by_id[name] for name in KEY_FIGURES):
-        if one.verdict not in (Verdict.SKIPPED, Verdict.ERROR):
-            yield plotting.figure_html(one, brief=True)
-
-
-def _leads(by_id: Mapping[str, Result]) -> list[str]:
-    """What has to be known beside the headline: comparison, trust, population."""
-    lossless, comparison = by_id["target.lossless"], by_id["acceptance.comparison"]
-    text, lines = by_id["target.reference"], []
-    if text.verdict in (Verdict.WARN, Verdict.FAIL):
-        lines.append(doubt(text))
-    if lossless.verdict is Verdict.FAIL:
-        lines.append(f"Do not trust this number yet. {lossless.headline}")
-    lines += [
-        f"The captured states are not what they should be. {by_id[one].headline}"
-        for one in CAPTURED
-        if by_id[one].verdict is Verdict.FAIL
-    ]
-    if comparison.verdict is not Verdict.SKIPPED:
-        lines.append(comparison.headline)
-    if lossless.verdict is not Verdict.FAIL:
-        lines.append(lossless.headline)
-    states = by_id["hidden.divergence"]
-    if states.verdict not in (Verdict.PASS, Verdict.SKIPPED):
-        lines.append(f"Hidden states: {states.params.get('judged', states.headline)}.")
-    return lines
-
-
-def _numbers(run: Run, by_id: Mapping[str, Result]) -> list[Number]:
-    found = by_id["acceptance.headline"].estimates
-    if not found:
-        return []
-    numbers = [
-        Number(f"{run.name('drafter')} while decoding", *_number(found["tau_walked"])),
-    ]
-    if "reference" in run.roles:
-        beside = found["reference_tau_walked"]
-        numbers.append(Number(f"{run.name('reference')} while decoding", *_number(beside)))
-    value, _ = _number(found["tau_uniform"])
-    numbers.append(
-        Number(f"{run.name('drafter')} over all anchors", value, "what most dashboards show")
-    )
-    lossless = by_id["target.lossless"]
-    p = lossless.params
-    counted = f"{p['n_prompts'] - p['n_state']} of {p['n_prompts']}" if "n_state" in p else "–"  # noqa: RUF001
-    words = "prompts decoded exactly" if "n_state" in p else "losslessness was not checked"
-    numbers.append(Number("lossless", counted, words))
-    numbers += _states(by_id["hidden.divergence"])
-    return numbers
-
-
-def _states(result: Result) -> list[Number]:
-    """What became of the comparison of hidden states, if there was one."""
-    if result.verdict in (Verdict.SKIPPED, Verdict.ERROR):
-        return []
-    sides = result.params["sides"]
-    first = next(iter(sides))
-    against = first if len(sides) == 1 else f"{len(sides)} others"
-    is_broken = bool(result.params["broken"]) or any(side["n_broken"] for side in sides.values())
-    value = "broken" if is_broken else STATES[result.verdict]
-    detail = result.params["judged"].removeprefix(f"{first}: " if len(sides) == 1 else "")
-    return [Number(f"hidden states against {against}", value, detail.removeprefix("noise, "))]
-
-
-def _number(one: Estimate) -> tuple[str, str]:
-    """Value and interval of one estimate, in words."""
-    if one.value is None:
-        return "unknown", ""
-    if one.lo is None or one.hi is None:
-        return f"{one.value:.2f}", "tokens a round"
-    return f"{one.value:.2f}", f"95\u00a0% interval {one.lo:.2f} to {one.hi:.2f}"
 
 
 def _subject(run: Run) -> str:
@@ -441,7 +295,7 @@ def summary(run: Run, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "schema": SUMMARY_SCHEMA,
         "verdict": run.verdict().name,
-        "headline": _headline({one.id: one for one in results}),
+        "headline": front_page.headline({one.id: one for one in results}),
         "drafters": {role: run.name(role) for role in run.roles},
         "steps": {role: run.step_of(role) for role in run.roles},
         "capture": os.path.relpath(run.capture.path, run.out),

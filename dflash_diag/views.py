@@ -31,7 +31,10 @@ def polish(body: str) -> str:
         caption = table.caption.get_text(" ", strip=True) if table.caption else "Table"
         rows = table.tbody.find_all("tr") if table.tbody else []
         _align(rows, table)
-        box = soup.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "region"})
+        for head in table.find_all("th"):  # pandas leaves corners that head nothing
+            if not head.get_text(strip=True):
+                head.name = "td"
+        box = soup.new_tag("div", attrs={"class": "scroll", "tabindex": "0", "role": "group"})
         box["aria-label"] = caption
         table.wrap(box)
         if len(rows) > FOLDED_ROWS and box.find_parent("section"):
@@ -114,6 +117,31 @@ def check_offline(html: str, name: str) -> None:
         raise DiagError(f"{name} would not work offline: it holds {assets.found[0]}")
 
 
+PAGE_BYTES = 3_000_000
+"""A page that is larger opens slowly, and cannot be mailed."""
+
+
+def check_size(html: str, name: str) -> None:
+    """Fail where a page is larger than `PAGE_BYTES`.
+
+    Raises
+    ------
+    DiagError
+        With its size, and what on it is largest.
+    """
+    size = len(html.encode())
+    if size <= PAGE_BYTES:
+        return
+    pictures = sum(map(len, _PICTURE.findall(html)))
+    raise DiagError(
+        f"{name} is {size / 1e6:.1f} MB, {pictures / 1e6:.1f} MB of it pictures; a page may have "
+        f"{PAGE_BYTES / 1e6:.0f} MB: ask for less with --max-new-tokens, or for fewer --against"
+    )
+
+
+_PICTURE = re.compile(r'src="data:[^"]*"')
+
+
 # --- token by token -------------------------------------------------------------------------------
 
 
@@ -190,7 +218,7 @@ _STYLE = """<style>
 .transcript .got { background: rgba(24, 69, 251, 0.17); border-radius: 2px; }
 .transcript .own { text-decoration: underline; text-decoration-thickness: 2px;
   text-underline-offset: 3px; text-decoration-color: #d94801; }
-.transcript .rest { opacity: 0.6; }
+.transcript .rest { opacity: 0.75; }
 </style>"""
 
 

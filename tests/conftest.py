@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what tests share: tiny_world, browsing ...
 
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
@@ -71,6 +75,57 @@ def shared_folder(tmp_path_factory, worker_id):
     """A folder for what is made once for all processes of a test run."""
     own = tmp_path_factory.getbasetemp()
     return own if worker_id == "master" else own.parent
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+"""A name that would like to be markup."""
+
+
+@pytest.fixture(scope="session")
+def hostile_config(shared_folder):
+    """The tiny world under names, prompts and files that would like to be markup or scripts."""
+    import tiny_world
+    from filelock import FileLock
+
+    from dflash_diag.config import RunConfig
+
+    folder = shared_folder / "hostile"
+    drafter = folder / 'a<b>&c" onload="alert(4)'
+    prompts = [
+        {"id": HOSTILE, "text": "</pre><script>alert(2)</script>", "kind": "<b onclick=alert(3)>"},
+        {"id": "p1", "text": "def f(x):", "kind": "code"},
+        {"id": "p2", "prompt_ids": [1, 2, 3], "kind": "code"},
+    ]
+    with FileLock(f"{folder}.lock"):
+        if not drafter.exists():
+            tiny_world.write_world(folder)
+            (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+            (folder / "drafter").rename(drafter)
+    return RunConfig(
+        target=str(folder / "target"),
+        drafter=str(drafter),
+        reference=str(folder / "reference"),
+        prompts=str(folder / "prompts.jsonl"),
+        max_new_tokens=12,
+        against="torch/bfloat16",
+        draws=400,
+        out=str(folder / "out"),
+    )
+
+
+@pytest.fixture(scope="session")
+def hostile_site(hostile_config):
+    """The report on it; made if no process has made it yet."""
+    from filelock import FileLock
+
+    from dflash_diag import report
+    from dflash_diag.runs import Run
+
+    out = Path(hostile_config.out)
+    with FileLock(f"{out}.lock"):
+        if not (out / "index.html").exists():
+            report.build(Run.open(hostile_config))
+    return out
 
 
 def captured(name, prompts, folder):

@@ -16,7 +16,17 @@ from typing import Any, NoReturn
 
 import typer
 
-from dflash_diag.cli import audit, capture, compare, divergence, doctor, report, score, watch
+from dflash_diag.cli import (
+    audit,
+    capture,
+    compare,
+    divergence,
+    doctor,
+    lab,
+    report,
+    score,
+    watch,
+)
 from dflash_diag.cli.options import BAD_INPUT, DONE, INTERRUPTED
 from dflash_diag.errors import DiagError
 
@@ -47,6 +57,7 @@ def _verbs() -> None:
 
 VERBS = {
     "report": report,
+    "lab": lab,
     "doctor": doctor,
     "score": score,
     "compare": compare,

@@ -94,7 +94,7 @@ def _layer_axis(ax: Axes, layers: pd.Series, kinds: pd.Series | None = None) -> 
     full = sorted(set(layers[kinds == "full_attention"]))
     for layer in full:
         ax.axvline(layer, color=FAINT, linewidth=3.5, alpha=0.45, zorder=0)
-    ax.set_xlabel("layer (grey bars: full attention; between them: linear attention)")
+    ax.set_xlabel("layer (grey: full attention, else linear)")
 
 
 def _noise(ax: Axes, x: Sequence[float], floor: Sequence[float], bottom: float) -> None:

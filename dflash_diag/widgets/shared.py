@@ -135,7 +135,7 @@ _STYLE = """<style>
 .browser td.num, .browser th.num { text-align: right; }
 .browser td.num { white-space: nowrap; }
 .browser pre { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6; }
-.browser .rest { opacity: 0.6; }
+.browser .rest { opacity: 0.75; }
 .browser .flip { font-weight: bold; text-decoration: underline double; }
 .browser .tie { text-decoration: underline dotted; }
 .browser.block td { white-space: pre; vertical-align: top; }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,52 +10,32 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
+import typer
 from bs4 import BeautifulSoup
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tiny_world
 
-from dflash_diag import diagnostics, report, storage, views
+from dflash_diag import diagnostics, front_page, next_steps, paths, report, storage, views
+from dflash_diag.cli import app
 from dflash_diag.config import RunConfig
 from dflash_diag.errors import BadInput
 from dflash_diag.results import MIME_TYPE
 from dflash_diag.runs import Run
 
 HOSTILE = "<img src=x onerror=alert(1)>"
+"""As in the fixture hostile_config."""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """The tiny world, with names and prompts that would like to be markup."""
-    world = tiny_world.write_world(tmp_path_factory.mktemp("world"))
-    shutil.copytree(world / "drafter", world / "a<b>&c")
-    prompts = [
-        {"id": HOSTILE, "text": "</pre><script>alert(2)</script>"},
-        {"id": "p1", "text": "def f(x):"},
-        {"id": "p2", "prompt_ids": [1, 2, 3]},
-    ]
-    (world / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    return world
+def config(hostile_config) -> RunConfig:
+    return hostile_config
 
 
 @pytest.fixture(scope="module")
-def config(folder) -> RunConfig:
-    return RunConfig(
-        target=str(folder / "target"),
-        drafter=str(folder / "a<b>&c"),
-        reference=str(folder / "reference"),
-        prompts=str(folder / "prompts.jsonl"),
-        max_new_tokens=12,
-        against="torch/bfloat16",
-        draws=400,
-        out=str(folder / "out"),
-    )
-
-
-@pytest.fixture(scope="module")
-def site(config) -> Path:
-    return report.build(Run.open(config)).parent
+def site(hostile_site) -> Path:
+    return hostile_site
 
 
 PAGES = ["index", *report.NOTEBOOKS]
@@ -89,6 +68,7 @@ def test_a_page_needs_no_network_and_runs_no_script(site):
     for name in PAGES:
         html = (site / f"{name}.html").read_text()
         views.check_offline(html, name)
+        views.check_size(html, name)
         assert "<script" not in html
         assert "default-src 'none'" in html
 
@@ -124,7 +104,8 @@ def test_links_lead_somewhere(site):
     for name, page in pages.items():
         for link in page.all("a"):
             target, _, anchor = link["href"].partition("#")
-            assert (target or name) in pages, link
+            assert not target.startswith(("/", "..")), link
+            assert (site / (target or name)).is_file(), link
             assert not anchor or anchor in pages[target or name].ids, link
 
 
@@ -143,8 +124,43 @@ def test_the_front_page_says_verdict_number_interval_and_reference(site):
     tau = summary["scores"]["drafter"]["tau"]["walked_micro"]
     for needle in (summary["verdict"], f"{tau['value']:.2f}", "interval", "reference gets"):
         assert needle in html
-    assert html.count("<figure>") == len(report.KEY_FIGURES) == 6
+    assert html.count("<figure>") == len(front_page.KEY_FIGURES) == 6
     assert "hidden states against torch/bfloat16" in html
+
+
+def test_the_front_page_leads_to_every_page_with_its_question_and_verdict(site, config):
+    page = BeautifulSoup((site / "index.html").read_text(), "html.parser")
+    rows = page.find("h2", string="Pages").find_next("tbody").find_all("tr")
+    assert [row.a["href"] for row in rows] == [f"{name}.html" for name in report.NOTEBOOKS]
+    run = Run.open(config)
+    for name, row in zip(report.NOTEBOOKS, rows, strict=True):
+        cells = json.loads((paths.notebooks_dir() / f"{name}.ipynb").read_text())["cells"]
+        assert row.a.get_text() == "".join(cells[0]["source"]).splitlines()[0][2:]
+        verdict = row.find(class_="verdict")["class"][1]
+        own = [run.result(id_) for id_, d in diagnostics.catalogue().items() if d.page == name]
+        assert verdict in {one.verdict.name for one in own}
+
+
+def test_the_front_page_says_what_to_do_next(site, config):
+    page = BeautifulSoup((site / "index.html").read_text(), "html.parser")
+    shown = [(li.strong.get_text(), li.a["href"]) for li in page.select(".steps > li")]
+    known = diagnostics.catalogue()
+    steps = next_steps.next_steps(Run.open(config).results())
+    assert steps
+    assert shown == [(one.do, f"{known[one.check].page}.html#{one.check}") for one in steps]
+
+
+def test_an_option_that_a_skipped_check_names_is_one_that_report_takes(site):
+    known = {name for p in typer.main.get_command(app).commands["report"].params for name in p.opts}
+    summary = json.loads((site / "summary.json").read_text())
+    named = {
+        option
+        for one in summary["results"]
+        if one["verdict"] == "SKIPPED"
+        for option in next_steps.OPTION.findall(one["headline"])
+    }
+    assert len(named) > 3
+    assert named <= known
 
 
 def test_results_are_stored_once_and_shown_by_the_notebooks(site):

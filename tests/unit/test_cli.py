@@ -599,6 +599,7 @@ def test_help_teaches_and_names_the_real_default(capsys):
 
 OWN_OPTIONS = {
     "report": {"open_"},
+    "lab": {"port", "no_browser"},
     "watch": {"where", "once", "every", "settle", "jobs", "shards", "again", "executor"}
     | {"ray_address", "against_what", "margin", "webhook", "page_url"},
 }

@@ -98,7 +98,18 @@ LAYERS = [
         "shards",
         "state_runs",
     },
-    {"executors", "plotting", "report", "views", "watch", "widgets"},
+    {
+        "executors",
+        "front_page",
+        "lab",
+        "lab_server",
+        "next_steps",
+        "plotting",
+        "report",
+        "views",
+        "watch",
+        "widgets",
+    },
     {"cli"},
 ]
 OUTSIDE = {"__init__", "__main__", "zoo"}

@@ -51,6 +51,15 @@ def test_what_a_page_only_says_is_not_mistaken_for_that(html):
     views.check_offline(html, "page.html")
 
 
+def test_a_page_that_is_too_large_is_refused_with_what_is_large_on_it():
+    picture = f'<img src="data:image/svg+xml;base64,{"A" * 2_000_000}">'
+    views.check_size(picture, "page.html")
+    with pytest.raises(DiagError, match=r"page.html is 4.0 MB, 4.0 MB of it pictures"):
+        views.check_size(picture * 2, "page.html")
+    with pytest.raises(DiagError, match=r"3.2 MB, 2.0 MB of it pictures"):
+        views.check_size(picture + "é" * 600_000, "page.html")
+
+
 def notebook(**data) -> nbformat.NotebookNode:
     output = v4.new_output("display_data", data)
     return v4.new_notebook(cells=[v4.new_code_cell("x", outputs=[output])])
@@ -83,7 +92,7 @@ def test_tables_scroll_fold_and_align():
     assert (
         '<details><summary>Table: How many? (9 rows)</summary><div aria-label="How many?"' in html
     )
-    assert 'class="scroll" role="region" tabindex="0"' in html
+    assert 'class="scroll" role="group" tabindex="0"' in html
     assert '<td class="num">1.5</td>' in html
     assert '<th class="num" scope="col">tau</th>' in html
     assert "<td>&lt;p0&gt;</td>" in html
