@@ -23,6 +23,7 @@ from dflash_diag.additions import CandidateSelector, MarkovHead
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput
+from dflash_diag.rating import ordered_top, rank_of, rate
 
 STORED = 64
 """Candidates a slot that are kept: enough for every tree of up to 64 nodes."""
@@ -57,6 +58,10 @@ class Proposed:
     id in the drafter's vocabulary."""
     topk_logprobs: Tensor
     """[M, D, W] float32."""
+
+    def shaped(self, labels: Tensor) -> Proposed:
+        """With the shape of ``labels`` in place of the first dimension."""
+        return Proposed(*(one.unflatten(0, labels.shape) for one in _parts(self)))
 
 
 class Proposal(Protocol):
@@ -141,8 +146,8 @@ class Head:
         known = None if self._draft_ids is None else self._draft_ids[labels]
         label = (labels if known is None else known.clamp(min=0))[:, None]
         own = logits.gather(-1, label)
-        values, found = _ordered_top(logits, self.width)
-        rank = _rank(logits, own, label, found)
+        values, found = ordered_top(logits, self.width)
+        rank = rank_of(logits, own, label, found)
         # The last use of the logits, so in place.
         top = values[:, :1]
         norm = logits.sub_(top).exp_().sum(-1, keepdim=True).log_() + top
@@ -151,6 +156,27 @@ class Head:
             rank[known < 0], logprob[known < 0] = self.n_target, -math.inf
         ids = self.in_target(found)
         return Proposed(ids[:, 0], rank, logprob, ids.int(), values - norm)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether logits are a matrix product and nothing else, over the target's vocabulary."""
+        return self.scale == 1.0 and not self.softcap and self._draft_ids is None
+
+    def rated_apart(self, hidden: Tensor, labels: Tensor) -> Proposed:
+        """The same for a large head on a GPU, straight from what it reads.
+
+        Logits exist for ``slice_bytes`` at a time, in the weights' own precision; sums over the
+        vocabulary are in float32.
+
+        Parameters
+        ----------
+        hidden
+            [n, H].
+        labels
+            [n].
+        """
+        found = rate(hidden, self.weight, labels, width=self.width, slice_bytes=self.slice_bytes)
+        return Proposed(found.ids[:, 0], *found)
 
 
 class Argmax:
@@ -167,12 +193,14 @@ class Argmax:
 
     def score(self, hidden: Tensor, anchors: Tensor, labels: Tensor) -> Proposed:
         del anchors
+        if hidden.is_cuda and self.head.is_plain:
+            return self.head.rated_apart(hidden.flatten(0, -2), labels.flatten()).shaped(labels)
         made = _room((labels.numel(),), self.head.width, hidden.device)
         flat, wanted = hidden.flatten(0, -2), labels.flatten()
         for start in range(0, len(flat), self.head.rows):
             part = slice(start, start + self.head.rows)
             _put(made, part, self.head.rated(self.head.logits(flat[part]), wanted[part]))
-        return Proposed(*(one.unflatten(0, labels.shape) for one in _parts(made)))
+        return made.shaped(labels)
 
 
 class Markov:
@@ -259,7 +287,7 @@ class Selector:
         flat = hidden.flatten(0, 1)
         for start in range(0, m * d, self.head.rows):
             part = slice(start, start + self.head.rows)
-            found = _ordered_top(self.head.logits(flat[part]), self.n_candidates)
+            found = ordered_top(self.head.logits(flat[part]), self.n_candidates)
             unary.view(m * d, -1)[part], ids.view(m * d, -1)[part] = found
         # By ascending id, so that equal scores are ordered like everywhere.
         ids, order = ids.sort(-1)
@@ -297,50 +325,6 @@ def _parts(made: Proposed) -> Iterable[Tensor]:
 def _put(made: Proposed, at: slice | tuple[slice, int], rated: Proposed) -> None:
     for whole, part in zip(_parts(made), _parts(rated), strict=True):
         whole[at] = part
-
-
-def _ordered_top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The ``width`` highest logits of each row and their ids; equal ones by ascending id."""
-    values, ids = _top(logits, width)
-    tied = (values[:, 1:] == values[:, :-1]).any(-1)
-    if bool(tied.any()):
-        by_id = ids[tied].argsort(dim=-1)
-        by_value = values[tied].gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)
-        order = by_id.gather(-1, by_value)
-        values[tied], ids[tied] = values[tied].gather(-1, order), ids[tied].gather(-1, order)
-    return values, ids
-
-
-def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk` in two passes, which costs a third of one over a large vocabulary.
-
-    The columns are dealt into groups; the ``width`` groups with the highest maxima hold the
-    ``width`` highest logits, since each such maximum is itself a logit.
-    """
-    n, v = logits.shape
-    size = math.isqrt(v // width)
-    if size < 3:
-        return logits.topk(width, dim=-1)
-    count = v // size
-    groups = logits[:, : size * count].view(n, size, count).amax(1).topk(width, sorted=False)
-    members = torch.arange(size, device=logits.device) * count
-    rest = torch.arange(size * count, v, device=logits.device).expand(n, -1)
-    ids = torch.cat([(groups.indices[..., None] + members).flatten(1), rest], dim=-1)
-    values, place = logits.gather(-1, ids).topk(width, dim=-1)
-    return values, ids.gather(-1, place)
-
-
-def _rank(logits: Tensor, own: Tensor, label: Tensor, top: Tensor) -> Tensor:
-    """Rank of each row's label; only labels outside the stored candidates are counted in full."""
-    at = top == label
-    rank = at.int().argmax(-1)
-    outside = ~at.any(-1)
-    if bool(outside.any()):
-        rows, own, label = logits[outside], own[outside], label[outside]
-        above = (rows > own).sum(-1)
-        before = torch.arange(rows.shape[-1], device=rows.device) < label
-        rank[outside] = above + ((rows == own) & before).sum(-1)
-    return rank.int()
 
 
 PROPOSALS = ("argmax", "markov", "selector")
