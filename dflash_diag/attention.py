@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TILE = 128
 """Queries and keys in one tile of a block-sparse mask."""
+HELD = 2**26
+"""Elements of a mask that are looked at together."""
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -62,21 +64,25 @@ class Sparse:
     mask: BlockMask
 
     def __call__(self, q: Tensor, context: Pair, own: Pair) -> Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
         k, v = (
             torch.cat([shared, mine.flatten(0, 1)]).transpose(0, 1)[None]
             for shared, mine in zip(context, own, strict=True)
         )
         asked = q.flatten(0, 1).transpose(0, 1)[None].to(v.dtype)
-        out = flex(q.is_cuda)(asked, k.to(v.dtype), v, block_mask=self.mask, enable_gqa=True)
+        fused = q.is_cuda and not torch.compiler.is_compiling()
+        flex = _compiled_flex() if fused else flex_attention
+        out = flex(asked, k.to(v.dtype), v, block_mask=self.mask, enable_gqa=True)
         return out[0].transpose(0, 1).unflatten(0, q.shape[:2])
 
 
 @cache
-def flex(compiled: bool) -> Any:
-    """Flex attention; as it is, it computes every score, so only tests use it on a CPU."""
+def _compiled_flex() -> Any:
+    """As it is, flex attention computes every score."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    return torch.compile(flex_attention)
 
 
 def sparse_mask(
@@ -105,9 +111,8 @@ def sparse_mask(
     if n_queries % tile or n_context % tile or n_slots % tile:
         raise ValueError(f"{n_queries} queries, {n_context} rows and {n_slots} slots in tiles")
     some, every = [], []
-    step = tile // math.gcd(tile, q)  # anchors in the fewest whole tiles
-    step *= max(1, 64 // step)
-    for part in anchors.split(step):
+    fill = tile // math.gcd(tile, q)  # anchors in the fewest whole tiles
+    for part in anchors.split(max(1, HELD // (fill * q * n_context)) * fill):
         seen = rule.rows(part, n_context)
         seen = seen[:, first:stop] if seen.shape[1] > 1 else seen.expand(-1, q, -1)
         tiles = seen.flatten(0, 1).unflatten(0, (-1, tile)).unflatten(-1, (-1, tile))
@@ -128,6 +133,7 @@ def sparse_mask(
         BLOCK_SIZE=tile,
         mask_mod=rule.asked(anchors, n_context, first, q),
         seq_lengths=(n_queries, n_context + n_slots),
+        compute_q_blocks=False,
     )
 
 

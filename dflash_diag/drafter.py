@@ -390,7 +390,8 @@ class Drafter(nn.Module):
             own = layer.self_attn.keys_values(x, table, rows)
             if (asking := asked[index]) != slice(None):
                 hidden, table = hidden[:, asking], (table[0][:, asking], table[1][:, asking])
-                x, rows = (x[:, asking], ...) if rows is ... else (x, slots[:, asking])
+                # In one piece: otherwise a product over it runs block by block.
+                x, rows = (x[:, asking].contiguous(), ...) if rows is ... else (x, slots[:, asking])
             q = layer.self_attn.queries(x, table, rows)
             hidden = layer.finish(hidden, attention(q, pair, own), taps)
         return self.head_input(hidden if asked[-1] == read else hidden[:, read])

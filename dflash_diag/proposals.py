@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,8 +105,6 @@ class Head:
         self.weight, self.target_ids, self.slice_bytes = weight, target_ids, slice_bytes
         self.n_target = len(weight) if n_target is None else n_target
         self.scale, self.softcap = convention.logit_scale, convention.softcap
-        self.rows = max(1, slice_bytes // (4 * len(weight)))
-        """Rows of logits held at one time."""
         self.width = min(STORED, len(weight))
         """Candidates that are kept."""
         self._draft_ids: Tensor | None = None
@@ -114,6 +112,9 @@ class Head:
             own = torch.arange(len(weight), device=weight.device)
             self._draft_ids = own.new_full((self.n_target,), -1)
             self._draft_ids[own if target_ids is None else target_ids] = own
+        size = weight.element_size() if weight.is_cuda and self.is_plain else 4
+        self.rows = max(1, slice_bytes // (size * len(weight)))
+        """Rows of logits held at one time."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V_d] float32."""
@@ -162,21 +163,12 @@ class Head:
         """Whether logits are a matrix product and nothing else, over the target's vocabulary."""
         return self.scale == 1.0 and not self.softcap and self._draft_ids is None
 
-    def rated_apart(self, hidden: Tensor, labels: Tensor) -> Proposed:
-        """The same for a large head on a GPU, straight from what it reads.
-
-        Logits exist for ``slice_bytes`` at a time, in the weights' own precision; sums over the
-        vocabulary are in float32.
-
-        Parameters
-        ----------
-        hidden
-            [n, H].
-        labels
-            [n].
-        """
-        found = rate(hidden, self.weight, labels, width=self.width, slice_bytes=self.slice_bytes)
-        return Proposed(found.ids[:, 0], *found)
+    def rated_from(self, hidden: Tensor, labels: Tensor) -> Proposed:
+        """The same for what the head reads [n, H]; on a GPU without logits in float32."""
+        if not (hidden.is_cuda and self.is_plain):
+            return self.rated(self.logits(hidden), labels)
+        found = rate(hidden @ self.weight.T, labels, self.width)
+        return Proposed(found.ids[:, 0].long(), *found)
 
 
 class Argmax:
@@ -193,13 +185,10 @@ class Argmax:
 
     def score(self, hidden: Tensor, anchors: Tensor, labels: Tensor) -> Proposed:
         del anchors
-        if hidden.is_cuda and self.head.is_plain:
-            return self.head.rated_apart(hidden.flatten(0, -2), labels.flatten()).shaped(labels)
         made = _room((labels.numel(),), self.head.width, hidden.device)
         flat, wanted = hidden.flatten(0, -2), labels.flatten()
-        for start in range(0, len(flat), self.head.rows):
-            part = slice(start, start + self.head.rows)
-            _put(made, part, self.head.rated(self.head.logits(flat[part]), wanted[part]))
+        for part in _equal_parts(len(flat), self.head.rows):
+            _put(made, part, self.head.rated_from(flat[part], wanted[part]))
         return made.shaped(labels)
 
 
@@ -305,6 +294,12 @@ class Selector:
                 ids[at], unary[at] = ids[at].gather(-1, order), scores
                 previous = ids[at][:, 0]
         return ids, unary.log_softmax(-1)
+
+
+def _equal_parts(n: int, most: int) -> Iterator[slice]:
+    """``n`` rows in as few parts as can be, none larger than ``most``, all but one of one size."""
+    size = -(-n // -(-n // most)) if n else 1
+    return (slice(start, start + size) for start in range(0, n, size))
 
 
 def _room(shape: tuple[int, ...], width: int, device: torch.device) -> Proposed:

@@ -1,15 +1,15 @@
 """The highest logits of a row, and where a label stands among all of them.
 
-A full-size head has 248,320 columns, so logits are never held for all rows. `rate` goes through the
-vocabulary some columns at a time with all rows at once: the head's weights are then read once, and
-a matrix product of many rows is as fast as the hardware allows.
+A full-size head has 248,320 columns, so logits are held for some rows at a time, in the weights'
+own precision; on a GPU, what reads them all is compiled into as few passes as there can be.
 
-Shapes: n rows, H hidden size, V vocabulary, W candidates that are kept.
+Shapes: n rows, V vocabulary, W candidates that are kept.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -30,53 +30,45 @@ class Rated(NamedTuple):
     """[n, W] float32."""
 
 
-def rate(hidden: Tensor, weight: Tensor, labels: Tensor, *, width: int, slice_bytes: int) -> Rated:
-    """Rate ``labels`` [n] under the logits of ``hidden`` [n, H] and a head's ``weight`` [V, H].
+def rate(logits: Tensor, labels: Tensor, width: int) -> Rated:
+    """Rate ``labels`` [n] under ``logits`` [n, V] of any precision, with sums in float32.
 
-    A label among the candidates has its place there as its rank, so that rank 0 is exactly the
-    proposal. Any other is counted against its own logit, computed apart, whose rounding can move
-    that rank by as many tokens as are equal to it up to rounding.
-
-    Parameters
-    ----------
-    slice_bytes
-        Size of the logits held at one time, in bytes.
+    The logits are read and neither copied nor changed.
     """
-    n, v = len(hidden), len(weight)
-    columns = max(width, slice_bytes // (n * weight.element_size()) // 128 * 128)
-    own = (hidden.float() * weight[labels].float()).sum(-1, keepdim=True).to(weight.dtype)
-    over = _over(hidden.is_cuda)
-    norms, above, values, ids = [], torch.zeros_like(labels), [], []
-    for start in range(0, v, columns):
-        logits = hidden @ weight[start : start + columns].T
-        norm, count = over(logits, own, labels - start)
-        norms.append(norm)
-        above += count
-        found = top(logits, min(width, logits.shape[1]))
-        values.append(found[0])
-        ids.append(found[1] + start)
-    best, place = torch.cat(values, dim=1).topk(width, dim=1)
-    order = torch.cat(ids, dim=1).gather(1, place)
-    best, order = by_value_then_id(best, order)
-    norm = torch.stack(norms).logsumexp(0)[:, None]
-    at = order == labels[:, None]
-    inside, rank = at.any(1), at.int().argmax(1)
-    own = torch.where(inside[:, None], best.gather(1, rank[:, None]), own)
-    rank = torch.where(inside, rank, above.clamp(min=width))
-    return Rated(rank.int(), (own - norm)[:, 0], order.int(), best - norm)
+    own = logits.gather(1, labels[:, None])
+    values, ids = by_value_then_id(*top(logits, width))
+    total, above = _fused(_sums)(logits, values[:, :1], own, labels[:, None])
+    norm = total.log()[:, None] + values[:, :1].float()
+    at = ids == labels[:, None]
+    # Among the candidates equal logits are in order; behind them a label is counted in full.
+    rank = torch.where(at.any(1), at.int().argmax(1), above)
+    return Rated(rank.int(), (own - norm)[:, 0], ids.int(), values - norm)
+
+
+def _sums(logits: Tensor, peak: Tensor, own: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of exponentials below ``peak``, and how many come before the label: both [n]."""
+    column = torch.arange(logits.shape[1], device=logits.device)
+    before = (logits > own) | ((logits == own) & (column < label))
+    total = (logits.float() - peak.float()).exp().sum(1)
+    return total, before.sum(1, dtype=torch.int32)
+
+
+def _maxima(logits: Tensor, size: int, count: int) -> Tensor:
+    """[n, count] of groups whose members lie ``count`` columns apart."""
+    return logits[:, : size * count].view(len(logits), size, count).amax(1)
+
+
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As one pass over its input on a GPU; as it is elsewhere."""
+    return lambda logits, *more: (_compiled(function) if logits.is_cuda else function)(
+        logits, *more
+    )
 
 
 @cache
-def _over(compiled: bool) -> Any:
-    """Sums over the columns of logits [n, C], in one pass where compiled."""
-
-    def over(logits: Tensor, own: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Log of the sum of exponentials [n], and how many are above ``own`` [n, 1]."""
-        column = torch.arange(logits.shape[1], device=logits.device)
-        ahead = (logits > own) | ((logits == own) & (column < label[:, None]))
-        return logits.float().logsumexp(1), (ahead & (column != label[:, None])).sum(1)
-
-    return torch.compile(over) if compiled else over
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function)
+    return compiled
 
 
 def by_value_then_id(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +98,7 @@ def top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     if size < 3:
         return logits.topk(width, dim=-1)
     count = v // size
-    groups = logits[:, : size * count].view(n, size, count).amax(1).topk(width, sorted=False)
+    groups = _fused(_maxima)(logits, size, count).topk(width, sorted=False)
     members = torch.arange(size, device=logits.device) * count
     rest = torch.arange(size * count, v, device=logits.device).expand(n, -1)
     ids = torch.cat([(groups.indices[..., None] + members).flatten(1), rest], dim=-1)
