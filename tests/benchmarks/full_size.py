@@ -271,7 +271,7 @@ def main() -> None:
     sys.stdout.write(f"{stamp()}\n{torch.cuda.get_device_name()}\n")
     top, lasting = ceiling()
     sys.stdout.write(
-        f"ceiling: {top / 1e12:.0f} TFLOP/s (8,192-square product in bfloat16); {lasting / 1e12:.0f} "
+        f"ceiling: {top / 1e12:.0f} TFLOP/s (8,192-square bfloat16 product); {lasting / 1e12:.0f} "
         "after a second of them\n\n"
     )
     world = World(max(chosen.context))
