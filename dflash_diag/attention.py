@@ -63,6 +63,16 @@ class Sparse:
 
     mask: BlockMask
 
+    @staticmethod
+    def fits(values: Tensor) -> bool:
+        """Whether the kernel takes such values [T, g, d] and is as exact as they are.
+
+        In float32 it would round products to fewer digits than the plain form keeps.
+        """
+        width = values.shape[-1]
+        half = values.dtype in (torch.bfloat16, torch.float16)
+        return half and width >= 16 and width & (width - 1) == 0
+
     def __call__(self, q: Tensor, context: Pair, own: Pair) -> Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 

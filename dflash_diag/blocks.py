@@ -64,7 +64,7 @@ def draft_blocks(
         if context is None:
             rows = torch.arange(len(features), device=features.device)
             context = drafter.context(features, rows)
-        if anchors.is_cuda:
+        if anchors.is_cuda and Sparse.fits(context[0][1]):
             return _tiled(drafter, embedding, tokens, anchors, context, compiled=compiled)
         parts = anchors.split(ANCHORS_AT_ONCE)
         hidden = torch.cat([_apart(drafter, embedding, tokens, part, context) for part in parts])

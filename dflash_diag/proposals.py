@@ -28,7 +28,17 @@ from dflash_diag.rating import ordered_top, rank_of, rate
 STORED = 64
 """Candidates a slot that are kept: enough for every tree of up to 64 nodes."""
 SLICE_BYTES = 64 * 2**20
-"""Logits held at one time; the number of rows in a slice shrinks as the vocabulary grows."""
+"""Logits held at one time on a CPU; rows in a slice shrink as the vocabulary grows."""
+LARGE_SLICE_BYTES = 2**30
+"""The same on a GPU, where a product of few rows would wait for the head's weights."""
+
+
+def room_for_logits(device: torch.device) -> int:
+    """Bytes of logits to hold at one time: on a GPU at most a quarter of what is free."""
+    if device.type != "cuda":
+        return SLICE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(SLICE_BYTES, min(LARGE_SLICE_BYTES, free // 4))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +100,7 @@ class Head:
     target_ids
         [V_d] the target's id of each of the drafter's tokens; its own id by default.
     slice_bytes
-        Size of the logits held at one time, in bytes.
+        Size of the logits held at one time, in bytes; by default what `room_for_logits` says.
     """
 
     def __init__(
@@ -100,9 +110,10 @@ class Head:
         *,
         n_target: int | None = None,
         target_ids: Tensor | None = None,
-        slice_bytes: int = SLICE_BYTES,
+        slice_bytes: int | None = None,
     ) -> None:
-        self.weight, self.target_ids, self.slice_bytes = weight, target_ids, slice_bytes
+        self.weight, self.target_ids = weight, target_ids
+        self.slice_bytes = slice_bytes or room_for_logits(weight.device)
         self.n_target = len(weight) if n_target is None else n_target
         self.scale, self.softcap = convention.logit_scale, convention.softcap
         self.width = min(STORED, len(weight))
@@ -113,7 +124,7 @@ class Head:
             self._draft_ids = own.new_full((self.n_target,), -1)
             self._draft_ids[own if target_ids is None else target_ids] = own
         size = weight.element_size() if weight.is_cuda and self.is_plain else 4
-        self.rows = max(1, slice_bytes // (size * len(weight)))
+        self.rows = max(1, self.slice_bytes // (size * len(weight)))
         """Rows of logits held at one time."""
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -330,7 +341,7 @@ def make_proposal(
     head: Tensor,
     drafter: Drafter | None = None,
     *,
-    slice_bytes: int = SLICE_BYTES,
+    slice_bytes: int | None = None,
 ) -> Proposal:
     """The proposal step that a convention names.
 
@@ -342,7 +353,7 @@ def make_proposal(
     drafter
         Has what the convention says is its own: head, map, Markov head or selector.
     slice_bytes
-        Size of the logits held at one time, in bytes.
+        Size of the logits held at one time, in bytes; by default what `room_for_logits` says.
 
     Raises
     ------
@@ -391,7 +402,9 @@ def _check_tokens(name: str, rows: int, head: Head) -> None:
         raise BadInput(f"{name}: {rows} rows", f"at least {head.n_target}, one a token")
 
 
-def _head(convention: Convention, head: Tensor, drafter: Drafter | None, slice_bytes: int) -> Head:
+def _head(
+    convention: Convention, head: Tensor, drafter: Drafter | None, slice_bytes: int | None
+) -> Head:
     if convention.head == "target":
         return Head(head, convention, slice_bytes=slice_bytes)
     if drafter is None or drafter.lm_head is None:
