@@ -10,7 +10,7 @@ from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape
 from dflash_diag.proposals import Argmax, Head
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = pytest.mark.gpu
 
 SHAPE = DrafterShape(
     hidden_size=256, n_taps=3, n_layers=3, n_heads=8, n_kv_heads=2, head_width=64, mlp_size=512
