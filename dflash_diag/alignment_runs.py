@@ -24,7 +24,6 @@ from dflash_diag.findings import alignment_json
 from dflash_diag.metrics import leading
 from dflash_diag.positions import BLOCKS, Block, pair_energies, phase_errors, shift_checks
 from dflash_diag.progress import progress
-from dflash_diag.proposals import SLICE_BYTES
 from dflash_diag.readings import OFFSETS
 from dflash_diag.scoring import Borrowed, tapped_states
 from dflash_diag.sweeps import Sweep
@@ -98,7 +97,7 @@ def positions(sweep: Sweep) -> dict[str, Any]:
 def real_blocks(capture: Capture, drafter: Drafter, prompts: Sequence[int]) -> list[Block]:
     """Blocks in the middle of the first prompts' continuations; ``prompts`` have complete ones."""
     how, weight = drafter.convention, drafter.fc.weight
-    embedding = Borrowed.of(capture, drafter, SLICE_BYTES).embedding
+    embedding = Borrowed.of(capture, drafter).embedding
     made = []
     for index in prompts[:BLOCKS]:
         prompt, tokens = capture.prompts[index], capture.tokens(index)

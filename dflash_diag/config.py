@@ -73,6 +73,7 @@ class RunConfig(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|split|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     backend: str = Field("auto", pattern=rf"^{_WORD}(\+{_WORD})*$")
+    compiled: bool = Field(False, description="compile the drafter's layers on a GPU")
     seed: int = Field(0, ge=0, description="of the resampling")
     draws: int = Field(DRAWS, ge=200, description="resamples behind an interval")
     out: str = Field("", description="folder of the run")
@@ -217,7 +218,7 @@ def _absolute(spec: str) -> str:
     return str(path.resolve()) if path.exists() else spec.strip()
 
 
-_OPTIONS = {"overrides": "--set", "claims": "--claim"}
+_OPTIONS = {"overrides": "--set", "claims": "--claim", "compiled": "--compile"}
 """Options that are not called like their field."""
 _PATTERNS = {
     "device": "auto, cpu, cuda, cuda:N or split",

@@ -13,7 +13,7 @@ K tapped layers, h heads, g key/value heads, d head width.
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import cast
@@ -30,6 +30,7 @@ from dflash_diag.additions import (
     MarkovShape,
     SelectorShape,
 )
+from dflash_diag.attention import Attend, eager_attention, sdpa_attention
 from dflash_diag.conventions import Convention
 
 
@@ -347,8 +348,8 @@ class Drafter(nn.Module):
         slots: Tensor,
         positions: Tensor,
         context: list[tuple[Tensor, Tensor]],
-        context_masks: list[Tensor],
-        block_masks: list[Tensor],
+        attend: Sequence[Attend],
+        read: slice = slice(None),
     ) -> Tensor:
         """Many blocks over one shared context: the form used for scoring.
 
@@ -366,29 +367,42 @@ class Drafter(nn.Module):
             [A, B] integer positions.
         context
             From `context`, one pair a layer.
-        context_masks
-            One a layer, bool, [A, B, T], or [A, 1, T] where all slots see the same rows.
-        block_masks
-            One a layer, [B, B] bool.
+        attend
+            One a layer: what the slots see, and how that is computed.
+        read
+            Slots that the head reads: the last layer's attention need not ask for others.
 
         Returns
         -------
         Tensor
-            [A, B, H] what the head reads.
+            [A, B, H] what the head reads, B being the slots of ``read``.
         """
         table = self.rotary.table(positions)
         hidden = noise[slots]
-        for index, (layer, (k, v), visible, inside) in enumerate(
-            zip(self.stack, context, context_masks, block_masks, strict=True)
+        asked = self.asked(read)
+        for index, (layer, pair, attention) in enumerate(
+            zip(self.stack, context, attend, strict=True)
         ):
             x, taps = layer.input_layernorm(noise if index == 0 else hidden), None
             rows = slots if index == 0 else ...
             if layer.attention_conv is not None:
                 (x, taps), rows = layer.attention_conv.before(x[rows]), ...
+            own = layer.self_attn.keys_values(x, table, rows)
+            if (asking := asked[index]) != slice(None):
+                hidden, table = hidden[:, asking], (table[0][:, asking], table[1][:, asking])
+                # In one piece: otherwise a product over it runs block by block.
+                x, rows = (x[:, asking].contiguous(), ...) if rows is ... else (x, slots[:, asking])
             q = layer.self_attn.queries(x, table, rows)
-            own = (*layer.self_attn.keys_values(x, table, rows), inside)
-            hidden = layer.finish(hidden, shared_attention(q, (k, v, visible), own), taps)
-        return self.head_input(hidden)
+            hidden = layer.finish(hidden, attention(q, pair, own), taps)
+        return self.head_input(hidden if asked[-1] == read else hidden[:, read])
+
+    def asked(self, read: slice) -> list[slice]:
+        """Slots of each layer whose attention is needed where the head reads those of ``read``.
+
+        That is all of them but in the last layer, and there too if a convolution mixes slots.
+        """
+        mixes = self.stack[-1].attention_conv is not None
+        return [slice(None)] * (len(self.stack) - 1) + [slice(None) if mixes else read]
 
 
 def _times(how_often: str, norm: nn.Module, x: Tensor) -> Tensor:
@@ -396,65 +410,3 @@ def _times(how_often: str, norm: nn.Module, x: Tensor) -> Tensor:
     for _ in range({"skipped": 0, "once": 1, "twice": 2}[how_often]):
         x = norm(x)
     return x
-
-
-def shared_attention(
-    q: Tensor, context: tuple[Tensor, Tensor, Tensor], own: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
-    """Attention of blocks over a context that all share and over their own slots.
-
-    One softmax over both parts, computed from two products: the context's needs no copy a block.
-
-    Parameters
-    ----------
-    q
-        [A, B, h, d].
-    context
-        Keys and values [T, g, d], and the mask [A, B or 1, T].
-    own
-        Keys and values [A, B, g, d], and the mask [B, B].
-
-    Returns
-    -------
-    Tensor
-        [A, B, h, d].
-    """
-    (k, v, rows), (k_own, v_own, inside) = context, own
-    a, b, h, d = q.shape
-    g = k.shape[1]
-    q = (q * d**-0.5).view(a, b, g, h // g, d)
-    # [g, r*A*B, d] against the context, [A, g, r*B, d] against the own slots.
-    over = torch.bmm(q.permute(2, 3, 0, 1, 4).reshape(g, -1, d), k.permute(1, 2, 0)).float()
-    over = over.view(g, h // g, a, b, -1).masked_fill_(~rows, float("-inf"))
-    own_q = q.permute(0, 2, 3, 1, 4).reshape(a, g, -1, d)
-    within = (own_q @ k_own.permute(0, 2, 3, 1)).float().view(a, g, h // g, b, b)
-    within = within.masked_fill_(~inside, float("-inf")).permute(1, 2, 0, 3, 4)
-    top = torch.maximum(
-        within.amax(-1), over.amax(-1) if over.shape[-1] else within.amax(-1)
-    ).unsqueeze(-1)
-    over, within = (over - top).exp_(), (within - top).exp_()
-    total = over.sum(-1, keepdim=True) + within.sum(-1, keepdim=True)
-    out = torch.bmm(over.to(v.dtype).view(g, -1, over.shape[-1]), v.transpose(0, 1))
-    out = out.view(g, h // g, a, b, d)
-    within = within.to(v.dtype).permute(2, 0, 1, 3, 4).reshape(a, g, -1, b)
-    near = (within @ v_own.transpose(1, 2)).view(a, g, h // g, b, d).permute(1, 2, 0, 3, 4)
-    out = (out + near) / total.to(v.dtype)
-    return out.permute(2, 3, 0, 1, 4).reshape(a, b, h, d)
-
-
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention of q [N, S, h, d] over k, v [N, U, g, d] under mask [N, S, U]: [N, S, h, d]."""
-    repeat = q.shape[2] // k.shape[2]
-    q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast the norms leave float32
-    k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (k, v))
-    out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask[:, None])
-    return out.transpose(1, 2)
-
-
-def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The same by explicit matrix products and a float32 softmax."""
-    repeat = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(repeat, dim=2) for x in (k, v))
-    scores = torch.einsum("nshd,nuhd->nhsu", q, k).float() / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(~mask[:, None], float("-inf"))
-    return torch.einsum("nhsu,nuhd->nshd", scores.softmax(-1).to(q.dtype), v)

@@ -185,6 +185,22 @@ class MaskRule:
 
         return sees
 
+    def asked(self, anchors: Tensor, n_context: int, first: int, count: int) -> MaskMod:
+        """The same for blocks [A] that a server runs, asked for ``count`` slots each.
+
+        Queries are the slots ``first`` .. ``first + count - 1``, block by block; keys are context
+        rows and then all slots.
+        """
+        size = self.block_size
+
+        def sees(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:  # noqa: ARG001
+            block, slot = q // count, q % count + first
+            key = (kv - n_context).clamp(min=0)
+            own = (key // size == block) & self._slot(slot, key % size)
+            return torch.where(kv < n_context, self._row(anchors[block], slot, kv), own)
+
+        return sees
+
     def block_mask(
         self, anchors: Tensor, n_context: int, documents: Tensor | None = None, *, tile: int = 128
     ) -> BlockMask:

@@ -17,7 +17,7 @@ from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.masks import MaskRule, rules_of
 from dflash_diag.metrics import leading
-from dflash_diag.proposals import SLICE_BYTES, Proposed
+from dflash_diag.proposals import Proposed
 from dflash_diag.scoring import Borrowed, tapped_states
 
 
@@ -56,7 +56,7 @@ class BlockDrafts:
 
     def __init__(self, capture: Capture, drafter: Drafter) -> None:
         self.capture, self.drafter = capture, drafter
-        self._borrowed = Borrowed.of(capture, drafter, SLICE_BYTES)
+        self._borrowed = Borrowed.of(capture, drafter)
         self._prompt: _Prompt | None = None
 
     def anchors(self, index: int) -> range:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,11 +23,22 @@ from dflash_diag.additions import CandidateSelector, MarkovHead
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput
+from dflash_diag.rating import ordered_top, rank_of, rate
 
 STORED = 64
 """Candidates a slot that are kept: enough for every tree of up to 64 nodes."""
 SLICE_BYTES = 64 * 2**20
-"""Logits held at one time; the number of rows in a slice shrinks as the vocabulary grows."""
+"""Logits held at one time on a CPU; rows in a slice shrink as the vocabulary grows."""
+LARGE_SLICE_BYTES = 2**30
+"""The same on a GPU, where a product of few rows would wait for the head's weights."""
+
+
+def room_for_logits(device: torch.device) -> int:
+    """Bytes of logits to hold at one time: on a GPU at most a quarter of what is free."""
+    if device.type != "cuda":
+        return SLICE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(SLICE_BYTES, min(LARGE_SLICE_BYTES, free // 4))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +69,10 @@ class Proposed:
     topk_logprobs: Tensor
     """[M, D, W] float32."""
 
+    def shaped(self, labels: Tensor) -> Proposed:
+        """With the shape of ``labels`` in place of the first dimension."""
+        return Proposed(*(one.unflatten(0, labels.shape) for one in _parts(self)))
+
 
 class Proposal(Protocol):
     """The step from hidden states to proposed ids."""
@@ -85,7 +100,7 @@ class Head:
     target_ids
         [V_d] the target's id of each of the drafter's tokens; its own id by default.
     slice_bytes
-        Size of the logits held at one time, in bytes.
+        Size of the logits held at one time, in bytes; by default what `room_for_logits` says.
     """
 
     def __init__(
@@ -95,13 +110,12 @@ class Head:
         *,
         n_target: int | None = None,
         target_ids: Tensor | None = None,
-        slice_bytes: int = SLICE_BYTES,
+        slice_bytes: int | None = None,
     ) -> None:
-        self.weight, self.target_ids, self.slice_bytes = weight, target_ids, slice_bytes
+        self.weight, self.target_ids = weight, target_ids
+        self.slice_bytes = slice_bytes or room_for_logits(weight.device)
         self.n_target = len(weight) if n_target is None else n_target
         self.scale, self.softcap = convention.logit_scale, convention.softcap
-        self.rows = max(1, slice_bytes // (4 * len(weight)))
-        """Rows of logits held at one time."""
         self.width = min(STORED, len(weight))
         """Candidates that are kept."""
         self._draft_ids: Tensor | None = None
@@ -109,6 +123,9 @@ class Head:
             own = torch.arange(len(weight), device=weight.device)
             self._draft_ids = own.new_full((self.n_target,), -1)
             self._draft_ids[own if target_ids is None else target_ids] = own
+        size = weight.element_size() if weight.is_cuda and self.is_plain else 4
+        self.rows = max(1, self.slice_bytes // (size * len(weight)))
+        """Rows of logits held at one time."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., V_d] float32."""
@@ -141,8 +158,8 @@ class Head:
         known = None if self._draft_ids is None else self._draft_ids[labels]
         label = (labels if known is None else known.clamp(min=0))[:, None]
         own = logits.gather(-1, label)
-        values, found = _ordered_top(logits, self.width)
-        rank = _rank(logits, own, label, found)
+        values, found = ordered_top(logits, self.width)
+        rank = rank_of(logits, own, label, found)
         # The last use of the logits, so in place.
         top = values[:, :1]
         norm = logits.sub_(top).exp_().sum(-1, keepdim=True).log_() + top
@@ -151,6 +168,18 @@ class Head:
             rank[known < 0], logprob[known < 0] = self.n_target, -math.inf
         ids = self.in_target(found)
         return Proposed(ids[:, 0], rank, logprob, ids.int(), values - norm)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether logits are a matrix product and nothing else, over the target's vocabulary."""
+        return self.scale == 1.0 and not self.softcap and self._draft_ids is None
+
+    def rated_from(self, hidden: Tensor, labels: Tensor) -> Proposed:
+        """The same for what the head reads [n, H]; on a GPU without logits in float32."""
+        if not (hidden.is_cuda and self.is_plain):
+            return self.rated(self.logits(hidden), labels)
+        found = rate(hidden @ self.weight.T, labels, self.width)
+        return Proposed(found.ids[:, 0].long(), *found)
 
 
 class Argmax:
@@ -169,10 +198,9 @@ class Argmax:
         del anchors
         made = _room((labels.numel(),), self.head.width, hidden.device)
         flat, wanted = hidden.flatten(0, -2), labels.flatten()
-        for start in range(0, len(flat), self.head.rows):
-            part = slice(start, start + self.head.rows)
-            _put(made, part, self.head.rated(self.head.logits(flat[part]), wanted[part]))
-        return Proposed(*(one.unflatten(0, labels.shape) for one in _parts(made)))
+        for part in _equal_parts(len(flat), self.head.rows):
+            _put(made, part, self.head.rated_from(flat[part], wanted[part]))
+        return made.shaped(labels)
 
 
 class Markov:
@@ -259,7 +287,7 @@ class Selector:
         flat = hidden.flatten(0, 1)
         for start in range(0, m * d, self.head.rows):
             part = slice(start, start + self.head.rows)
-            found = _ordered_top(self.head.logits(flat[part]), self.n_candidates)
+            found = ordered_top(self.head.logits(flat[part]), self.n_candidates)
             unary.view(m * d, -1)[part], ids.view(m * d, -1)[part] = found
         # By ascending id, so that equal scores are ordered like everywhere.
         ids, order = ids.sort(-1)
@@ -277,6 +305,12 @@ class Selector:
                 ids[at], unary[at] = ids[at].gather(-1, order), scores
                 previous = ids[at][:, 0]
         return ids, unary.log_softmax(-1)
+
+
+def _equal_parts(n: int, most: int) -> Iterator[slice]:
+    """``n`` rows in as few parts as can be, none larger than ``most``, all but one of one size."""
+    size = -(-n // -(-n // most)) if n else 1
+    return (slice(start, start + size) for start in range(0, n, size))
 
 
 def _room(shape: tuple[int, ...], width: int, device: torch.device) -> Proposed:
@@ -299,50 +333,6 @@ def _put(made: Proposed, at: slice | tuple[slice, int], rated: Proposed) -> None
         whole[at] = part
 
 
-def _ordered_top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The ``width`` highest logits of each row and their ids; equal ones by ascending id."""
-    values, ids = _top(logits, width)
-    tied = (values[:, 1:] == values[:, :-1]).any(-1)
-    if bool(tied.any()):
-        by_id = ids[tied].argsort(dim=-1)
-        by_value = values[tied].gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)
-        order = by_id.gather(-1, by_value)
-        values[tied], ids[tied] = values[tied].gather(-1, order), ids[tied].gather(-1, order)
-    return values, ids
-
-
-def _top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk` in two passes, which costs a third of one over a large vocabulary.
-
-    The columns are dealt into groups; the ``width`` groups with the highest maxima hold the
-    ``width`` highest logits, since each such maximum is itself a logit.
-    """
-    n, v = logits.shape
-    size = math.isqrt(v // width)
-    if size < 3:
-        return logits.topk(width, dim=-1)
-    count = v // size
-    groups = logits[:, : size * count].view(n, size, count).amax(1).topk(width, sorted=False)
-    members = torch.arange(size, device=logits.device) * count
-    rest = torch.arange(size * count, v, device=logits.device).expand(n, -1)
-    ids = torch.cat([(groups.indices[..., None] + members).flatten(1), rest], dim=-1)
-    values, place = logits.gather(-1, ids).topk(width, dim=-1)
-    return values, ids.gather(-1, place)
-
-
-def _rank(logits: Tensor, own: Tensor, label: Tensor, top: Tensor) -> Tensor:
-    """Rank of each row's label; only labels outside the stored candidates are counted in full."""
-    at = top == label
-    rank = at.int().argmax(-1)
-    outside = ~at.any(-1)
-    if bool(outside.any()):
-        rows, own, label = logits[outside], own[outside], label[outside]
-        above = (rows > own).sum(-1)
-        before = torch.arange(rows.shape[-1], device=rows.device) < label
-        rank[outside] = above + ((rows == own) & before).sum(-1)
-    return rank.int()
-
-
 PROPOSALS = ("argmax", "markov", "selector")
 
 
@@ -351,7 +341,7 @@ def make_proposal(
     head: Tensor,
     drafter: Drafter | None = None,
     *,
-    slice_bytes: int = SLICE_BYTES,
+    slice_bytes: int | None = None,
 ) -> Proposal:
     """The proposal step that a convention names.
 
@@ -363,7 +353,7 @@ def make_proposal(
     drafter
         Has what the convention says is its own: head, map, Markov head or selector.
     slice_bytes
-        Size of the logits held at one time, in bytes.
+        Size of the logits held at one time, in bytes; by default what `room_for_logits` says.
 
     Raises
     ------
@@ -412,7 +402,9 @@ def _check_tokens(name: str, rows: int, head: Head) -> None:
         raise BadInput(f"{name}: {rows} rows", f"at least {head.n_target}, one a token")
 
 
-def _head(convention: Convention, head: Tensor, drafter: Drafter | None, slice_bytes: int) -> Head:
+def _head(
+    convention: Convention, head: Tensor, drafter: Drafter | None, slice_bytes: int | None
+) -> Head:
     if convention.head == "target":
         return Head(head, convention, slice_bytes=slice_bytes)
     if drafter is None or drafter.lm_head is None:

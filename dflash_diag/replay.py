@@ -24,7 +24,7 @@ from dflash_diag.blocks import context_rows, draft_blocks
 from dflash_diag.bundle import Capture, CapturedPrompt
 from dflash_diag.drafter import Drafter
 from dflash_diag.metrics import leading, walked
-from dflash_diag.proposals import SLICE_BYTES, Proposed
+from dflash_diag.proposals import Proposed
 from dflash_diag.scoring import Borrowed, Scores, tapped_states
 from dflash_diag.sweeps import dealt
 
@@ -158,7 +158,7 @@ def replay(
         A capture lacks a tapped layer, the embedding or the head.
     """
     how = drafter.convention
-    borrowed = Borrowed.of(passages[0].capture, drafter, SLICE_BYTES)
+    borrowed = Borrowed.of(passages[0].capture, drafter)
     steps = torch.arange(1, how.n_proposed + 1) + how.label_offset
     blocks = []
     placed = [one.placed(int(steps[-1])) for one in passages]

@@ -603,7 +603,7 @@ class Run:
         from dflash_diag.scoring import score
 
         Capture.load(capture.path, target=self.config.target or None)
-        return score(capture, self.drafter(role))
+        return score(capture, self.drafter(role), compiled=self.config.compiled)
 
     def drafter(
         self, role: str, *, strict: bool = True, dtype: torch.dtype | None = None

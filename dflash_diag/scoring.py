@@ -29,7 +29,7 @@ from dflash_diag.decoding import DrafterProposer
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput, CaptureError
 from dflash_diag.progress import progress
-from dflash_diag.proposals import SLICE_BYTES, Proposal, Proposed, make_proposal
+from dflash_diag.proposals import Proposal, Proposed, make_proposal
 from dflash_diag.storage import StrPath, atomic_write, read_json, write_json
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ def score(
     drafter: Drafter,
     *,
     only: range | None = None,
-    slice_bytes: int = SLICE_BYTES,
+    slice_bytes: int | None = None,
+    compiled: bool = False,
     provenance: dict[str, Any] | None = None,
     silent: bool = False,
 ) -> Scores:
@@ -199,7 +200,10 @@ def score(
     only
         Prompts of the capture, by index; see `shards`.
     slice_bytes
-        Size of the logits held at one time, in bytes: memory does not grow with V.
+        Size of the logits held at one time, in bytes: memory does not grow with V. By default
+        what suits the device (`dflash_diag.proposals.room_for_logits`).
+    compiled
+        On a GPU, compile the layers: half a minute at first, then a tenth faster.
 
     Raises
     ------
@@ -223,7 +227,8 @@ def score(
         for index in indices:
             prompt = capture.prompts[index]
             if prompt.n_generated > needed:
-                scored.append((prompt, *_score_prompt(capture, index, drafter, borrowed)))
+                made = _score_prompt(capture, index, drafter, borrowed, compiled=compiled)
+                scored.append((prompt, *made))
             else:
                 reason = f"{prompt.n_generated} generated tokens hold no block of {d} proposals"
                 unscored.append({"id": prompt.id, "reason": reason})
@@ -297,7 +302,7 @@ def _needed(convention: Convention) -> int:
 
 def proposer(capture: Capture, drafter: Drafter) -> DrafterProposer:
     """The drafter as the decoding loop wants it, with the target's parts from the capture."""
-    borrowed = Borrowed.of(capture, drafter, SLICE_BYTES)
+    borrowed = Borrowed.of(capture, drafter)
     return DrafterProposer(
         drafter,
         embedding=borrowed.embedding,
@@ -315,7 +320,7 @@ class Borrowed:
     last_layer: int
 
     @classmethod
-    def of(cls, capture: Capture, drafter: Drafter, slice_bytes: int) -> Borrowed:
+    def of(cls, capture: Capture, drafter: Drafter, slice_bytes: int | None = None) -> Borrowed:
         weight, how = drafter.fc.weight, drafter.convention
         head = capture.head
         if how.head == "target":
@@ -343,7 +348,7 @@ def _own_embedding(drafter: Drafter, n_target: int) -> Tensor:
 
 
 def _score_prompt(
-    capture: Capture, index: int, drafter: Drafter, borrowed: Borrowed
+    capture: Capture, index: int, drafter: Drafter, borrowed: Borrowed, *, compiled: bool
 ) -> tuple[Tensor, Tensor, Proposed]:
     """Anchors [A], labels [A, D] and proposals of one prompt."""
     how, prompt = drafter.convention, capture.prompts[index]
@@ -358,7 +363,7 @@ def _score_prompt(
     states = tapped_states(capture, index, how)[:n_context]
     features = drafter.features(states.to(device, dtype))
     labels = tokens[anchors[:, None] + ahead]
-    hidden = draft_blocks(drafter, borrowed.embedding, tokens, anchors, features)
+    hidden = draft_blocks(drafter, borrowed.embedding, tokens, anchors, features, compiled=compiled)
     return anchors, labels, borrowed.proposal.score(hidden, tokens[anchors], labels)
 
 

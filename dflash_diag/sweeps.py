@@ -27,7 +27,6 @@ from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput
 from dflash_diag.metrics import leading, walked
-from dflash_diag.proposals import SLICE_BYTES
 from dflash_diag.scoring import Borrowed, tapped_states
 from dflash_diag.stats import Ratio, ratio
 
@@ -153,7 +152,7 @@ class Sweep:
         at = torch.arange(first, max(end, first), device=device)
         if count is not None and len(at) > count:
             at = at[torch.linspace(0, len(at) - 1, count, device=device).long()]
-        borrowed = Borrowed.of(self.capture, drafter, SLICE_BYTES)
+        borrowed = Borrowed.of(self.capture, drafter)
         features = self._features(drafter, index, states)
         features = features[: context_rows(how.context_bound, int(at[-1]))]
         parts = [at] if together is None else list(dealt(at, together))

@@ -14,7 +14,7 @@ from dflash_diag.adapters import DraftSpec, Refused, TargetBits
 from dflash_diag.blocks import Context, draft_blocks
 from dflash_diag.bundle import Capture
 from dflash_diag.drafter import Drafter
-from dflash_diag.proposals import SLICE_BYTES, Head
+from dflash_diag.proposals import Head
 from dflash_diag.scoring import Borrowed
 
 
@@ -65,7 +65,7 @@ class Builtin:
         CaptureError
             The capture lacks them.
         """
-        borrowed = Borrowed.of(capture, drafter, SLICE_BYTES)
+        borrowed = Borrowed.of(capture, drafter)
         return cls(drafter, borrowed.embedding, borrowed.proposal.head)
 
     def spec(self) -> DraftSpec:

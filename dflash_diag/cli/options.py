@@ -211,6 +211,14 @@ Backend = Annotated[
         panel=MACHINE,
     ),
 ]
+Compiled = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="On a GPU, compile the drafter's layers: half a minute at first, then faster.",
+        rich_help_panel=MACHINE,
+    ),
+]
 Seed = Annotated[int, option("Of the resampling.", metavar="S", panel=MACHINE)]
 FailOn = Annotated[
     str,

@@ -7,6 +7,7 @@ import typer
 from dflash_diag.cli.options import (
     Backend,
     CaptureDir,
+    Compiled,
     Device,
     Drafter,
     Dtype,
@@ -58,6 +59,7 @@ def verb(
     dtype: Dtype = "auto",
     backend: Backend = "auto",
     chat_template_kwargs: TemplateKwargs = "",
+    compiled: Compiled = False,
     seed: Seed = 0,
     fail_on: FailOn = "none",
     json: Json = "",

@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from dflash_diag import blocks
 from dflash_diag.additions import ConvolutionShape
+from dflash_diag.attention import Masked
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter, DrafterShape, RMSNorm, Rotary
 from dflash_diag.errors import BadInput
@@ -64,25 +66,23 @@ def shared(drafter):
         torch.arange(noise[..., 0].numel()).view(noise.shape[:2]),
         ANCHORS[:, None] + torch.arange(how.block_size) + how.position_offset,
         drafter.context(drafter.features(states), torch.arange(ROWS)),
-        [rule.rows(ANCHORS, ROWS) for rule in rules_of(how)],
-        [rule.own() for rule in rules_of(how)],
+        [Masked.of(rule, ANCHORS, ROWS, slice(None)) for rule in rules_of(how)],
     )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"context_bound": "inclusive"},
-        {"window_rule": "anchor"},
-        {"in_block": ("causal", "causal"), "window": (3, 3)},
-        {"position_offset": -1},
-        {"rope_interleaved": True},
-        {"rotary_width": 4},
-        {"norm_style": "one_plus"},
-    ],
-    ids=str,
+CHANGES = (
+    {},
+    {"context_bound": "inclusive"},
+    {"window_rule": "anchor"},
+    {"in_block": ("causal", "causal"), "window": (3, 3)},
+    {"position_offset": -1},
+    {"rope_interleaved": True},
+    {"rotary_width": 4},
+    {"norm_style": "one_plus"},
 )
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 @pytest.mark.parametrize("convolution", [None, ConvolutionShape(taps=3, groups=8)])
 @torch.inference_mode()
 def test_eager_sdpa_and_the_scoring_form_agree(change, convolution):
@@ -90,6 +90,21 @@ def test_eager_sdpa_and_the_scoring_form_agree(change, convolution):
     eager = dense(drafter, "eager")
     torch.testing.assert_close(dense(drafter, "sdpa"), eager, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(shared(drafter), eager, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize("convolution", [None, ConvolutionShape(taps=3, groups=8)])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.inference_mode()
+def test_block_sparse_tiles_are_the_same_function(change, convolution):
+    drafter = make(dataclasses.replace(READING, **change), convolution)
+    states, _ = inputs()
+    tokens, embedding = torch.arange(ROWS + 8) % 5, torch.randn(7, 32)
+    context = drafter.context(drafter.features(states), torch.arange(ROWS))
+    whole = blocks._apart(drafter, embedding, tokens, ANCHORS, context)
+    for most in (64, 8):  # in one part, and in several whose last is filled up
+        tiled = blocks._tiled(drafter, embedding, tokens, ANCHORS, context, tile=8, most=most)
+        torch.testing.assert_close(tiled, whole, atol=2e-5, rtol=1e-4)
 
 
 @torch.inference_mode()

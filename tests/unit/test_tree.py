@@ -12,7 +12,7 @@ import pytest
 from dflash_diag.zoo.recipe import PACKAGES
 
 ROOT = Path(__file__).parents[2]
-MAX_TRACKED_MIB = 48
+MAX_TRACKED_MIB = 56
 
 if not (ROOT / ".git").exists():
     pytest.skip("not a git checkout", allow_module_level=True)
