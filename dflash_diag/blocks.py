@@ -99,9 +99,8 @@ def _tiled(
     size = -(-len(anchors) // (n_parts * fill)) * fill
     rows = -(-len(context[0][0]) // tile) * tile
     padding = rows - len(context[0][0])
-    context = [
-        (F.pad(k, (0, 0, 0, 0, 0, padding)), F.pad(v, (0, 0, 0, 0, 0, padding))) for k, v in context
-    ]
+    if padding:
+        context = [(_padded(k, padding), _padded(v, padding)) for k, v in context]
     found = []
     for part in anchors.split(size):
         # The last block stands in for those that the last part lacks.
@@ -115,6 +114,11 @@ def _tiled(
         made = run(drafter, *_slots(drafter, embedding, tokens, at), context, attend, read)
         found.append(made[: len(part)])
     return torch.cat(found)
+
+
+def _padded(rows: Tensor, n: int) -> Tensor:
+    """[T, g, d] with ``n`` more rows, which nothing sees."""
+    return F.pad(rows, (0, 0, 0, 0, 0, n))
 
 
 @cache
