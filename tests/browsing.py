@@ -43,6 +43,7 @@ def lab_page(browser: Any, url: str, **context: Any) -> Iterator[Any]:
     kernels = f"{address.partition('/lab/')[0]}/api/kernels"
     headers = {"Authorization": f"token {token}"}
     with browser.new_context(**context) as made:
+        made.set_default_timeout(120_000)  # a busy machine takes long to start a kernel
         page = made.new_page()
         # JupyterLab calls a kernel idle that it has not reached yet.
         with page.expect_websocket(lambda one: "/api/kernels/" in one.url) as channel:
@@ -54,11 +55,11 @@ def lab_page(browser: Any, url: str, **context: Any) -> Iterator[Any]:
             page.request.delete(f"{kernels}/{one['id']}", headers=headers)
 
 
-def run_all(page: Any, *, timeout_s: float = 60) -> None:
+def run_all(page: Any, *, timeout_s: float = 240) -> None:
     """What the menu *Run, Run All Cells* does, until the last cell has been run."""
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-    page.wait_for_function(DONE, timeout=1000 * timeout_s)
+    page.wait_for_function(DONE, polling=250, timeout=1000 * timeout_s)
 
 
 DONE = """() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]

@@ -14,6 +14,7 @@ from dflash_diag.cli.options import (
     Beside,
     CaptureDir,
     Claims,
+    Compiled,
     Device,
     Drafter,
     Dtype,
@@ -81,6 +82,7 @@ def verb(
     backend: Backend = "auto",
     chat_template_kwargs: TemplateKwargs = "",
     lossless_prompts: LosslessPrompts = 0,
+    compiled: Compiled = False,
     seed: Seed = 0,
     out: Out = "",
     port: Annotated[

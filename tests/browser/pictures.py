@@ -70,7 +70,7 @@ def lab_picture(browser: Any, folder: Path) -> None:
         lab_server.serving(folder, f"{BROWSER}.ipynb", browser=False) as server,
         browsing.lab_page(browser, server.url, viewport=WIDE) as page,
     ):
-        browsing.run_all(page, timeout_s=300)
+        browsing.run_all(page)
         page.locator(".jp-OutputArea-output .jupyter-widgets").first.evaluate(
             "one => one.closest('.jp-Cell').scrollIntoView({block: 'start'})"
         )
