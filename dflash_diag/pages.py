@@ -22,13 +22,22 @@ class Number(NamedTuple):
     detail: str
 
 
-def number(label: str, one: Estimate) -> Number:
-    """An estimate of tokens a round as a large number, its interval in small print."""
+def number(label: str, one: Estimate, sign: str = "") -> Number:
+    """An estimate of tokens a round as a large number, its interval in small print.
+
+    Parameters
+    ----------
+    sign
+        ``"+"`` for a difference.
+    """
     if one.value is None:
         return Number(label, "unknown", "")
-    if one.lo is None or one.hi is None:
-        return Number(label, f"{one.value:.2f}", "tokens a round")
-    return Number(label, f"{one.value:.2f}", f"95\u00a0% interval {one.lo:.2f} to {one.hi:.2f}")
+    value, *ends = (
+        "" if number is None else f"{number:{sign}.2f}" for number in (one.value, one.lo, one.hi)
+    )
+    if not all(ends):
+        return Number(label, value, "tokens a round")
+    return Number(label, value, f"95\u00a0% interval {ends[0]} to {ends[1]}")
 
 
 def render(template: str, *, provenance: Mapping[str, Any], **values: Any) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from dflash_diag import pages, provenance, storage
 from dflash_diag.compare import Pair, pair
-from dflash_diag.compare_words import answer, p_words, signed
+from dflash_diag.compare_words import answer, numbers
 from dflash_diag.errors import BadInput
 from dflash_diag.history import Row, reference_side
 from dflash_diag.results import Result, Verdict
@@ -42,6 +42,12 @@ REGRESSION = {
 """What the rule says of the newest, in words."""
 
 
+CAPTION = (
+    "Tau of each checkpoint with its 95 % interval over prompts, and the reference's level with its "
+    "own. Intervals that overlap say little about a difference: the table has it, paired by prompt."
+)
+
+
 class Level(NamedTuple):
     """What the reference drafter gets."""
 
@@ -57,8 +63,8 @@ class Line(NamedTuple):
     """In words, unless the name tells it."""
     verdict: Verdict
     tau: pages.Number
-    change: str
-    """To the checkpoint before, with its interval; empty where there is none."""
+    change: pages.Number | None
+    """To the checkpoint before, if there is one."""
     answer: str
     """Whether that is better; else why it was not compared."""
     link: str
@@ -123,7 +129,7 @@ class Overview:
             key=self.key,
             pages=[],
             title=f"Checkpoints of {self.where}",
-            subject=f"Checkpoints of {self.where}",
+            subject=f"{len(rows) or 'no'} checkpoint{'' if len(rows) == 1 else 's'} of {self.where}",
             finished=provenance.utc_now().isoformat(timespec="seconds"),
             newest=newest,
             verdict=None if newest is None else Verdict[newest.verdict],
@@ -158,15 +164,12 @@ class Overview:
         before = None if newest is None else self._before(newest)
         if newest is not None and before is not None:
             change = self._change(newest, before)
-            n, p = change.n_prompts, p_words(change.p)
-            few = f" Below {FEW_PROMPTS} prompts, intervals run short." * (n < FEW_PROMPTS)
-            leads.append(f"Paired over {n} prompt{'' if n == 1 else 's'}, sign-flip {p}.{few}")
+            few = f" Below {FEW_PROMPTS} prompts, intervals run short."
+            leads.append(f"{_by(change)}.{few * (change.n_prompts < FEW_PROMPTS)}")
             best = best_of(earlier(newest, self.rows))
             if best is not before and set(best.ids) & set(newest.ids):
-                leads.append(
-                    f"Of those before, {best.name} had the highest tau. "
-                    f"{said(self._change(newest, best))}."
-                )
+                change = self._change(newest, best)
+                leads.append(f"{best.name} was the best before it. {said(change)}: {_by(change)}.")
         if waiting:
             more = f" and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
             leads.append(f"Still to be measured: {', '.join(waiting[:NAMED])}{more}.")
@@ -177,17 +180,15 @@ class Overview:
         return leads
 
     def _numbers(self, newest: Row | None, level: Level | None) -> list[pages.Number]:
-        counted = f"{len(self._waiting())} to come, {len(self._unmeasured())} without a report"
-        measured = pages.Number("checkpoints measured", str(len(self.rows)), counted)
         if newest is None:
-            return [measured]
+            return []
         made = [pages.number(f"{newest.name} while decoding", newest.tau)]
         best = best_of([*earlier(newest, self.rows), newest])
         if best is not newest:
             made.append(pages.number(f"the highest so far, {best.name}", best.tau))
         if level is not None:
             made.append(pages.number(f"the reference, {level.name}", level.tau))
-        return [*made, *self._regression(newest), measured]
+        return [*made, *self._regression(newest)]
 
     def _regression(self, newest: Row) -> list[pages.Number]:
         """What the rule says, which decides the exit code."""
@@ -240,17 +241,17 @@ class Overview:
                 "finding": finding,
             },
         )
-        return plotting.figure_html(result), line["left_out"]
+        return plotting.figure_html(result, caption=CAPTION), line["left_out"]
 
     # --- the table --------------------------------------------------------------------------------
 
     def _line(self, row: Row) -> Line:
         before = self._before(row)
         if before is None:
-            change, better = "", self._alone(row)
+            change, better = None, self._alone(row)
         else:
-            found = self._change(row, before).to_json()
-            change, better = signed(found["delta_tau"]), answer(found)
+            found = self._change(row, before)
+            change, better = pages.number("", found.delta_tau, "+"), answer(found.to_json())
         return Line(
             row=row,
             step="" if row.step is None or str(row.step) in row.name else f"step {row.step}",
@@ -300,21 +301,20 @@ def link(row: Row) -> str:
 
 
 def said(change: Pair) -> str:
-    """Better, worse, neither, or what would settle it, with the paired difference."""
-    found = change.to_json()
-    difference = f"{signed(found['delta_tau'])} tokens a round"
+    """Better, worse, neither, or how many prompts would tell."""
     if change.better == change.b:
-        return f"{change.a} is worse than {change.b}: {difference}"
+        return f"{change.a} is worse than {change.b}"
     if change.verdict.answer == "yes":
-        return f"{change.a} is better than {change.b}: {difference}"
+        return f"{change.a} is better than {change.b}"
     if change.delta_tau.lo == change.delta_tau.hi == 0:
-        return f"{change.a} does the same as {change.b}: {difference}"
+        return f"{change.a} does the same as {change.b}"
     if change.verdict.answer == "no":
-        return f"{change.a} is no real gain over {change.b}: {difference}"
-    return (
-        f"Whether {change.a} is better than {change.b} is not settled, it {change.verdict}: "
-        f"{difference}"
-    )
+        return f"{change.a} is no real gain over {change.b}"
+    return f"Whether {change.a} is better than {change.b} is open: it {change.verdict}"
+
+
+def _by(change: Pair) -> str:
+    return numbers(change.to_json())
 
 
 @cache

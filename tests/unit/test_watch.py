@@ -352,7 +352,7 @@ def test_without_once_a_regression_ends_the_watch(command, folder):
     watched.write(folder / "step_1.pt", GOOD * 7, step=1)
     watched.write(folder / "step_2.pt", WORSE * 7, step=2)
     watched.write(folder / "step_3.pt", GOOD * 7, step=3)
-    timer = threading.Timer(3, watched.write, (folder / "step_4.pt", WORSE * 7))
+    timer = threading.Timer(3, watched.write, (folder / "step_4.pt", WORSE * 7), {"step": 4})
     timer.start()
     code, out, _ = command("--fail-on", "fail")
     assert code == 1
