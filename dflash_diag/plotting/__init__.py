@@ -124,7 +124,7 @@ def svg(result: Result, *, brief: bool = False) -> str:
 
 
 def figure_html(result: Result, *, brief: bool = False, caption: str = "") -> str:
-    """``<figure>`` with the drawing inline, its text alternative and a caption, its own or another."""
+    """``<figure>``: the drawing inline, its text alternative, its caption or another."""
     registered = _plot_of(result, brief=brief)
     drawn = base64.b64encode(svg(result, brief=brief).encode()).decode()
     return (

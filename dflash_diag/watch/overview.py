@@ -43,8 +43,8 @@ REGRESSION = {
 
 
 CAPTION = (
-    "Tau of each checkpoint with its 95 % interval over prompts, and the reference's level with its "
-    "own. Intervals that overlap say little about a difference: the table has it, paired by prompt."
+    "Tau of each checkpoint with its 95 % interval over prompts, and the reference's level with "
+    "its own. Intervals that overlap say little about a difference: the table has it, paired."
 )
 
 
@@ -129,7 +129,7 @@ class Overview:
             key=self.key,
             pages=[],
             title=f"Checkpoints of {self.where}",
-            subject=f"{len(rows) or 'no'} checkpoint{'' if len(rows) == 1 else 's'} of {self.where}",
+            subject=f"{len(rows)} checkpoint{'' if len(rows) == 1 else 's'} of {self.where}",
             finished=provenance.utc_now().isoformat(timespec="seconds"),
             newest=newest,
             verdict=None if newest is None else Verdict[newest.verdict],
@@ -218,7 +218,9 @@ class Overview:
         from dflash_diag.diagnostics.compare_trend import frame_of
 
         *points, own = (
-            Point(row.side, row.tau, line_of(row.checkpoint)) for row in in_order(self.rows)
+            Point(row.side, row.tau, line_of(row.checkpoint))
+            for row in in_order(self.rows)
+            if set(row.ids) & set(newest.ids)
         )
         line = trend(points, own, seed=self.rule.seed, draws=self.rule.draws)
         if isinstance(line, str):
