@@ -14,11 +14,11 @@ from markupsafe import Markup
 from dflash_diag import diagnostics, paths, storage
 from dflash_diag.diagnostics.reference import doubt
 from dflash_diag.next_steps import next_steps
+from dflash_diag.pages import Number, number
 from dflash_diag.results import Result, Verdict, worst
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
-    from dflash_diag.stats import Estimate
 
 KEY_FIGURES = (
     "acceptance.by_position",
@@ -52,14 +52,6 @@ GLOSSARY = (
         "the interval reaches both sides of the threshold; more prompts would settle it",
     ),
 )
-
-
-class Number(NamedTuple):
-    """One of the large numbers of the front page."""
-
-    label: str
-    value: str
-    detail: str
 
 
 class Page(NamedTuple):
@@ -172,15 +164,13 @@ def _numbers(run: Run, by_id: Mapping[str, Result]) -> list[Number]:
     if not found:
         return []
     numbers = [
-        Number(f"{run.name('drafter')} while decoding", *_number(found["tau_walked"])),
+        number(f"{run.name('drafter')} while decoding", found["tau_walked"]),
     ]
     if "reference" in run.roles:
         beside = found["reference_tau_walked"]
-        numbers.append(Number(f"{run.name('reference')} while decoding", *_number(beside)))
-    value, _ = _number(found["tau_uniform"])
-    numbers.append(
-        Number(f"{run.name('drafter')} over all anchors", value, "what most dashboards show")
-    )
+        numbers.append(number(f"{run.name('reference')} while decoding", beside))
+    uniform = number(f"{run.name('drafter')} over all anchors", found["tau_uniform"])
+    numbers.append(uniform._replace(detail="what most dashboards show"))
     lossless = by_id["target.lossless"]
     p = lossless.params
     counted = f"{p['n_prompts'] - p['n_state']} of {p['n_prompts']}" if "n_state" in p else "–"  # noqa: RUF001
@@ -201,12 +191,3 @@ def _states(result: Result) -> list[Number]:
     value = "broken" if is_broken else STATES[result.verdict]
     detail = result.params["judged"].removeprefix(f"{first}: " if len(sides) == 1 else "")
     return [Number(f"hidden states against {against}", value, detail.removeprefix("noise, "))]
-
-
-def _number(one: Estimate) -> tuple[str, str]:
-    """Value and interval of one estimate, in words."""
-    if one.value is None:
-        return "unknown", ""
-    if one.lo is None or one.hi is None:
-        return f"{one.value:.2f}", "tokens a round"
-    return f"{one.value:.2f}", f"95\u00a0% interval {one.lo:.2f} to {one.hi:.2f}"

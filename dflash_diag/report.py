@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from dflash_diag import diagnostics, front_page, paths, storage, views
+from dflash_diag import diagnostics, front_page, pages, paths, storage, views
 from dflash_diag.ahead import ahead
 from dflash_diag.compare_runs import SUMMARY_SCHEMA
 from dflash_diag.errors import BadInput, DiagError
@@ -64,14 +64,14 @@ def build(run: Run) -> Path:
     with ahead(run):
         results = run.compute()
     storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
-    pages = {f"{path.stem}.html": page_html(path, run) for path in _executed(run)}
-    pages["index.html"] = index_html(run, results)
-    for name, html in pages.items():
+    made = {f"{path.stem}.html": page_html(path, run) for path in _executed(run)}
+    made["index.html"] = index_html(run, results)
+    for name, html in made.items():
         views.check_offline(html, name)
         views.check_size(html, name)
     storage.write_json(run.out / "summary.json", summary(run, results))
     storage.atomic_write(run.out / "junit.xml", junit(results))
-    for name, html in pages.items():  # index.html last: where it is, all is
+    for name, html in made.items():  # index.html last: where it is, all is
         storage.atomic_write(run.out / name, html)
     return run.out / "index.html"
 
@@ -248,42 +248,18 @@ def _subject(run: Run) -> str:
 
 
 def _render(template: str, run: Run, **values: Any) -> str:
-    """A page; everything that is not marked as HTML is escaped."""
-    from importlib.resources import files
-
-    import jinja2
-
-    folder = files("dflash_diag") / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    pages = [{"file": "index.html", "label": "Summary"}]
-    pages += [{"file": f"{stem}.html", "label": label} for stem, label in NOTEBOOKS.items()]
+    """A page of the site."""
+    links = [{"file": "index.html", "label": "Summary"}]
+    links += [{"file": f"{stem}.html", "label": label} for stem, label in NOTEBOOKS.items()]
     provenance = run.provenance()
-    return environment.get_template(template).render(
-        css=Markup((folder / "style.css").read_text("utf-8")),  # noqa: S704 - ours
-        pages=pages,
+    return pages.render(
+        template,
+        pages=links,
         subject=_subject(run),
-        provenance=list(_flat(provenance["content"])),
-        version=provenance["content"]["versions"]["dflash-diag"] or "(from a checkout)",
+        provenance=provenance["content"],
         finished=provenance["times"]["finished"],
         **values,
     )
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested facts as lines; what is unknown is left out."""
-    for key, one in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(one, Mapping):
-            yield from _flat(one, f"{name} · ")
-        elif isinstance(one, list):
-            if one:
-                yield name, ", ".join(map(str, one))
-        elif one not in (None, ""):
-            yield name, str(one)
 
 
 # --- for programs -----------------------------------------------------------------------------

@@ -221,7 +221,8 @@ def capture_only(config: RunConfig) -> Capture:
     like = Capture.load(config.like) if config.like else None
     prompts = read_prompts(config.prompts) if like is None else []
     taps: set[int] = set()
-    for path in filter(None, (config.drafter, config.reference)):
+    beside = (one for one in config.beside if not is_run(one))
+    for path in filter(None, (config.drafter, config.reference, *beside)):
         reading = Reading.read(path)
         reading.check(_declared_facts(config.target))
         taps |= set(reading.convention.taps)

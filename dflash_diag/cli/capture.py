@@ -10,6 +10,7 @@ from dflash_diag.cli.options import (
     DONE,
     INPUTS,
     Backend,
+    Beside,
     Device,
     Drafter,
     Dtype,
@@ -46,6 +47,7 @@ def verb(
     prompts: Prompts = "",
     drafter: Drafter = "",
     reference: Reference = "",
+    beside: Beside = [],  # noqa: B006 - typer's way to repeat an option
     max_new_tokens: NewTokens = 0,
     like: Annotated[
         str,
@@ -71,8 +73,9 @@ def verb(
     machine and scored on a laptop. Prints the folder and, on standard error, whether the text that
     a server wrote is the target's own.
 
-    With --drafter, and --reference, the states kept are those that these drafters tap (and their
-    neighbours); without, those that the usual layer rule picks. --layers all keeps every layer.
+    With --drafter, --reference and --beside, the states kept are those that these drafters tap (and
+    their neighbours); without, those that the usual layer rule picks. --layers all keeps every
+    layer.
 
     With --like nothing is decoded: this target, backend and precision run over the tokens of a
     capture that is there, so that the two can be compared state by state.

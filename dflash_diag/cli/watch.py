@@ -16,6 +16,7 @@ from dflash_diag.cli.options import (
     OUTPUT,
     Against,
     Backend,
+    Beside,
     CaptureDir,
     Claims,
     Device,
@@ -76,6 +77,7 @@ def verb(
     training_log: TrainingLog = "",
     training_sequences: TrainingSequences = "",
     trained_states: TrainedStates = "",
+    beside: Beside = [],  # noqa: B006 - typer's way to repeat an option
     step: Step = "",
     server: ServerUrl = "",
     server_model: ServerModel = "",
@@ -167,9 +169,9 @@ def verb(
 
     A checkpoint is opened when its files have not changed for --settle seconds, and measured once:
     the same files and options are not measured again, a replaced file is a new checkpoint. The
-    target is captured once for all of them. OUT/history.parquet has a row for each,
-    OUT/runs/NAME-HASH its report. A report that fails is tried once more; what cannot be read is
-    looked at again when it changes.
+    target is captured once for all of them. OUT/index.html shows all of them with what the newest
+    changed, OUT/history.parquet has a row for each, OUT/runs/NAME-HASH its report. A report that
+    fails is tried once more; what cannot be read is looked at again when it changes.
 
     A regression is a walked tau that is certainly lower, by prompt, than that of --regression:
     --fail-on fail ends with 1 if the newest checkpoint lost more than --margin (warn: anything), or

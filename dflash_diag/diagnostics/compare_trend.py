@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dflash_diag.compare_words import ends, numbers
 from dflash_diag.diagnostics.base import Inputs, Skip, diagnostic, estimate
 from dflash_diag.results import Judgement, Result, Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("kind", "line", "name", "step", "value", "lo", "hi")
 ANOTHER_NUMBER = (
@@ -42,26 +46,11 @@ def compare_trend(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         Frame columns: kind (checkpoint, reference, log), line (the training, or the logged number),
         name, step, value, lo, hi [tokens a round; the log's own unit].
     """
-    import pandas as pd
-
     found = inputs.compared()
     line = found["trend"]
     if line is None:
         raise Skip(f"{found['no_trend']} A trend takes two steps or more (--beside, --history).")
-    rows = [
-        (CHECKPOINT, one["line"], one["name"], one["step"], *ends(one["tau"]))
-        for one in line["points"]
-    ]
-    levels = [one for one in found["drafters"] if one["reference"]]
-    rows += [(LEVEL, LEVEL, one["name"], None, *ends(one["tau"])) for one in levels]
-    log = line["log"] or {"lines": [], "unit": "tokens"}
-    rows += [
-        (LOGGED, one["name"], one["name"], step, value, None, None)
-        for one in log["lines"]
-        for step, value in zip(one["steps"], one["values"], strict=True)
-    ]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    frame = frame.astype({"step": "Int64", "value": float, "lo": float, "hi": float})
+    frame = frame_of(line, [one for one in found["drafters"] if one["reference"]])
     changes = line["changes"]
     said = " ".join(
         f"From step {one['steps'][0]} to {one['steps'][1]}: {numbers(one)}." for one in changes
@@ -76,11 +65,38 @@ def compare_trend(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
         "n_prompts": changes[0]["n_prompts"],
         "changes": changes,
         "own": line["line"],
-        "log_unit": log["unit"],
+        "log_unit": (line["log"] or {"unit": "tokens"})["unit"],
         "finding": f"Step {steps[-1]} against step {steps[-2]}: {changes[0]['verdict']}",
     }
     notes = [*line["left_out"], *_about_log(line["log"])]
     return said, frame, {"estimates": estimates, "params": params, "notes": notes}
+
+
+def frame_of(line: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """What the plot of a trend shows.
+
+    Parameters
+    ----------
+    line
+        What `dflash_diag.trend.trend` returns.
+    levels
+        Name and tau of drafters that have no step, the reference.
+    """
+    import pandas as pd
+
+    rows = [
+        (CHECKPOINT, one["line"], one["name"], one["step"], *ends(one["tau"]))
+        for one in line["points"]
+    ]
+    rows += [(LEVEL, LEVEL, one["name"], None, *ends(one["tau"])) for one in levels]
+    log = line["log"] or {"lines": [], "unit": "tokens"}
+    rows += [
+        (LOGGED, one["name"], one["name"], step, value, None, None)
+        for one in log["lines"]
+        for step, value in zip(one["steps"], one["values"], strict=True)
+    ]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame.astype({"step": "Int64", "value": float, "lo": float, "hi": float})
 
 
 def _about_log(log: dict[str, Any] | None) -> list[str]:

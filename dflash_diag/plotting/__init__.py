@@ -123,14 +123,14 @@ def svg(result: Result, *, brief: bool = False) -> str:
     return drawn[drawn.index("<svg") :]
 
 
-def figure_html(result: Result, *, brief: bool = False) -> str:
-    """``<figure>`` with the drawing inline, its text alternative and its caption."""
+def figure_html(result: Result, *, brief: bool = False, caption: str = "") -> str:
+    """``<figure>``: the drawing inline, its text alternative, its caption or another."""
     registered = _plot_of(result, brief=brief)
     drawn = base64.b64encode(svg(result, brief=brief).encode()).decode()
     return (
         f'<figure><img alt="{escape(f"{registered.shows}. {result.headline}", quote=True)}" '
         f'src="data:image/svg+xml;base64,{drawn}">'
-        f"<figcaption>{escape(registered.caption)}</figcaption></figure>"
+        f"<figcaption>{escape(caption or registered.caption)}</figcaption></figure>"
     )
 
 

@@ -17,6 +17,7 @@ CAPTURED = ONE_TEXT | {
     "target",
     "drafter",
     "reference",
+    "beside",
     "device",
     "dtype",
     "backend",

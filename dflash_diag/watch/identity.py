@@ -27,6 +27,7 @@ ASIDE = {
     "server_model",
     "server_timeout",
     "history",
+    "beside",
 }
 """Parameters that name what is hashed instead, or that decide nothing."""
 
@@ -58,12 +59,13 @@ def identify(config: RunConfig) -> Identity:
     """
     from dflash_diag import __version__
     from dflash_diag.checkpoints import training_step
+    from dflash_diag.compare_runs import is_run
     from dflash_diag.diagnostics.base import DRAFTER
     from dflash_diag.runs import Run
 
     run = Run.open(config)
     drafters = []
-    for role in run.roles:
+    for role in (*run.roles, *run.others):
         checkpoint = run.checkpoint(role)
         checkpoint.tensors.verify()
         drafters.append(
@@ -78,6 +80,7 @@ def identify(config: RunConfig) -> Identity:
         bool(config.target),
         drafters,
         run.states.digests,
+        [storage.sha256_file(Path(one) / "summary.json") for one in config.beside if is_run(one)],
         # A training log grows with the training, which makes no old checkpoint a new one.
         [storage.sha256_file(step_file)] if step_file else [],
         config.model_dump(mode="json", exclude=ASIDE),

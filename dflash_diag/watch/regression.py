@@ -119,13 +119,22 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=key)
 
 
+def earlier(row: Row, rows: Sequence[Row]) -> list[Row]:
+    """The checkpoints before one that were measured on the same text, in order."""
+    known: Mapping[str, Row] = {one.run_id: one for one in [*rows, row]}
+    comparable = in_order([one for one in known.values() if one.capture == row.capture])
+    return comparable[: [one.run_id for one in comparable].index(row.run_id)]
+
+
+def best_of(rows: Sequence[Row]) -> Row:
+    """The one with the highest tau."""
+    return max(rows, key=lambda one: one.tau_walked)
+
+
 def _other(row: Row, rows: Sequence[Row], rule: Rule, folder: Path) -> Side | None:
     if rule.against == "reference":
         return reference_side(row, folder)
-    known: Mapping[str, Row] = {one.run_id: one for one in [*rows, row]}
-    comparable = in_order([one for one in known.values() if one.capture == row.capture])
-    before = comparable[: [one.run_id for one in comparable].index(row.run_id)]
+    before = earlier(row, rows)
     if not before:
         return None
-    best = max(before, key=lambda one: one.tau_walked) if rule.against == "best" else before[-1]
-    return best.side
+    return (best_of(before) if rule.against == "best" else before[-1]).side

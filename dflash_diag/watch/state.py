@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,11 @@ FILE = "watch.json"
 Stage = Literal["settling", "opening", "waiting", "running", "done", "unreadable", "failed"]
 ENDED = ("done", "unreadable", "failed")
 """Stages in which nothing happens until the files change."""
+
+
+def log_file(folder: Path, name: str) -> Path:
+    """Where the processes of a checkpoint write what they have to say."""
+    return folder / "logs" / f"{name.replace(os.sep, '-')}.log"
 
 
 @dataclass

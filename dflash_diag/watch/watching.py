@@ -2,6 +2,7 @@
 
 ::
 
+    OUT/index.html          all checkpoints so far, for people
     OUT/history.parquet     one row a checkpoint
     OUT/watch.json          what is known of each path
     OUT/captures/KEY/       what the target did; made once, used by all
@@ -14,7 +15,6 @@ time loses no more than the reports that are being made, and those go on where t
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -37,8 +37,9 @@ from dflash_diag.history import FILE as HISTORY
 from dflash_diag.history import Row, append, read_history, row_of
 from dflash_diag.results import Verdict
 from dflash_diag.watch import commands, finding, identity, settling
+from dflash_diag.watch.overview import Overview, link
 from dflash_diag.watch.regression import Regression, Rule, in_order, regression
-from dflash_diag.watch.state import ENDED, Seen, State
+from dflash_diag.watch.state import ENDED, Seen, State, log_file
 from dflash_diag.watch.webhook import Webhook
 
 SCHEMA = "dflash_diag.watch/1"
@@ -154,6 +155,7 @@ class Watching:
                 self._resume()
                 while True:
                     yield from self._look()
+                    self._publish()
                     self._start_opening()
                     yield from self._start_reports()
                     if self._is_over():
@@ -183,7 +185,7 @@ class Watching:
     def _inputs(self) -> str:
         """Hash of what all checkpoints are measured with, by the files' times and sizes."""
         config = self.config
-        names = (config.target, config.reference, config.prompts, config.capture)
+        names = (config.target, config.reference, config.prompts, config.capture, *config.beside)
         files = [settling.signature(Path(one)) for one in names if one]
         content = config.model_dump(mode="json", exclude={"out"})
         return storage.content_key(content, files, provenance.versions()["dflash-diag"])
@@ -279,6 +281,19 @@ class Watching:
                 yield from self._reported(job.path, seen, ended)
             self.state.write(self.out)
 
+    def _publish(self) -> None:
+        """Bring the page over all checkpoints up to date; the last thing before any is told of."""
+        given = self.config.model_dump(mode="json", exclude={"out"}, exclude_defaults=True)
+        settings = self.settings
+        Overview(
+            settings.where,
+            self.out,
+            self.rows,
+            list(self.state.seen.values()),
+            settings.rule,
+            given,
+        ).write()
+
     # --- what ended ------------------------------------------------------------------------------
 
     def _captured(self, seen: Seen, ended: Ended) -> Iterator[News]:
@@ -303,6 +318,7 @@ class Watching:
         if ended.code:
             seen.stage = "unreadable"
             seen.error = ended.reason
+            self._publish()
             yield News("unreadable", seen.name, seen.error)
             return
         found = identity.Identity.read(ended.output)
@@ -333,6 +349,7 @@ class Watching:
             yield News("failed", seen.name, f"{seen.error}; tried once more")
             return
         seen.stage = "failed"
+        self._publish()
         yield News("failed", seen.name, f"{seen.error}; see {self._log(seen.name)}")
 
     def _finished(self, path: str, seen: Seen) -> Iterator[News]:
@@ -342,6 +359,7 @@ class Watching:
         row = replace(made, name=seen.name, checkpoint=path)
         self.rows = append(self.history, row)
         seen.stage, seen.error = "done", ""
+        self._publish()
         judged = self.regression(row)
         yield News("finished", row.name, sentence(row, judged, self.page(row)))
         if self.webhook is not None:
@@ -422,7 +440,7 @@ class Watching:
         return (self.out / "runs" / run_id).resolve()
 
     def _log(self, name: str) -> Path:
-        return self.out / "logs" / f"{name.replace(os.sep, '-')}.log"
+        return log_file(self.out, name)
 
     def _progress(self) -> str:
         """How far this is, and how long it may still take."""
@@ -468,7 +486,7 @@ class Watching:
     def page(self, row: Row) -> str:
         """Address of a checkpoint's report."""
         if self.settings.page_url:
-            return f"{self.settings.page_url.rstrip('/')}/{row.out}/index.html"
+            return f"{self.settings.page_url.rstrip('/')}/{link(row)}"
         return (self.out / row.out / "index.html").resolve().as_uri()
 
     def of(self, row: Row) -> dict[str, Any]:

@@ -106,6 +106,7 @@ LAYERS = [
         "lab",
         "lab_server",
         "next_steps",
+        "pages",
         "plotting",
         "report",
         "views",

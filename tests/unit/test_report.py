@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from nbformat import v4
 
-from dflash_diag import report, views
+from dflash_diag import pages, report, views
 from dflash_diag.errors import DiagError
 from dflash_diag.results import Result, Verdict
 
@@ -132,4 +132,4 @@ def test_junit_has_a_case_a_question_and_survives_control_characters():
 
 def test_facts_are_flattened_and_the_unknown_left_out():
     facts = {"a": {"b": 1, "c": None, "d": {}}, "e": [1, 2], "f": [], "g": ""}
-    assert list(report._flat(facts)) == [("a · b", "1"), ("e", "1, 2")]
+    assert list(pages._flat(facts)) == [("a · b", "1"), ("e", "1, 2")]

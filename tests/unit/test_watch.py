@@ -168,6 +168,28 @@ def test_a_checkpoint_replaced_while_it_is_measured_counts_for_nothing(watching,
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [row.run_id]
 
 
+def test_the_page_over_all_is_there_from_the_start_and_up_to_date_at_each_news(
+    watching, folder, tmp_path
+):
+    page = tmp_path / "out" / "index.html"
+    run(watching())
+    assert "No checkpoint has been measured yet" in page.read_text()
+    watched.write(folder / "step_1.pt", GOOD * 7, step=1)
+    watched.write(folder / "step_2.pt", WORSE * 7, step=2)
+    (folder / "step_3.pt").write_text("garbage")
+    seen = {}
+    for one in watching().news():
+        seen[one.kind, one.name] = page.read_text()
+    assert "it is truncated or corrupted" in seen["unreadable", "step_3"]
+    assert "Still to be measured: step_2." in seen["finished", "step_1"]
+    last = seen["finished", "step_2"]
+    assert "<h1>step_2 is worse than step_1</h1>" in last
+    assert "Still to be measured" not in last
+    assert page.read_text() == last
+    for row in read_history(tmp_path / "out" / "history.parquet"):
+        assert f'<a href="{row.out}/index.html">{row.name}</a>' in last
+
+
 def test_a_corrupt_one_is_told_of_once_and_tried_again_when_it_changes(watching, folder):
     watched.write(folder / "step_2.pt", GOOD)
     (folder / "step_1.pt").write_text('{"rounds": [[1, ')
@@ -352,7 +374,7 @@ def test_without_once_a_regression_ends_the_watch(command, folder):
     watched.write(folder / "step_1.pt", GOOD * 7, step=1)
     watched.write(folder / "step_2.pt", WORSE * 7, step=2)
     watched.write(folder / "step_3.pt", GOOD * 7, step=3)
-    timer = threading.Timer(3, watched.write, (folder / "step_4.pt", WORSE * 7))
+    timer = threading.Timer(3, watched.write, (folder / "step_4.pt", WORSE * 7), {"step": 4})
     timer.start()
     code, out, _ = command("--fail-on", "fail")
     assert code == 1
