@@ -106,7 +106,7 @@ class Side:
 
     def tau(self, *, seed: int, draws: int = DRAWS) -> Estimate:
         """Walked tau, pooled, on all of its prompts."""
-        return estimates({"tau": self.at(sorted(self.ids))}, seed=seed, draws=draws)["tau"]
+        return estimates({"tau": self.at(self.ids)}, seed=seed, draws=draws)["tau"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +229,10 @@ def pairs(sides: Sequence[Side], *, seed: int, draws: int = DRAWS) -> list[Pair]
 
 
 def common_prompts(a: Side, b: Side) -> list[str]:
-    """Ids of the prompts that both have, sorted.
+    """Ids of the prompts that both have: in their order, or sorted where that differs.
+
+    Resamples depend on the order, so the same prompts in the capture's order give the intervals
+    that are shown everywhere else.
 
     Raises
     ------
@@ -242,7 +245,9 @@ def common_prompts(a: Side, b: Side) -> list[str]:
             "the same prompts, continued by the same target to the same length",
             "score both on one capture (--capture)",
         )
-    common = sorted(set(a.ids) & set(b.ids))
+    common = [one for one in a.ids if one in set(b.ids)]
+    if common != [one for one in b.ids if one in set(a.ids)]:
+        common.sort()
     if not common:
         raise BadInput(
             f"no prompt was scored for both {a.name} and {b.name}", "the same prompts for both"

@@ -174,7 +174,7 @@ def _facts(content: Mapping[str, Any], config: Mapping[str, Any], role: str) -> 
         "target's attention": target.get("attention"),
         "drafter's device": config["device"],
         "drafter's dtype": config["dtype"],
-        "read with": ", ".join(config["overrides"]) if role == DRAFTER else "",
+        "read": ", ".join(config["overrides"] if role == DRAFTER else ()) or "as declared",
         "prompts and continuations": content["text"][:12],
     }
     return {key: str(value) for key, value in found.items() if value not in (None, "")}

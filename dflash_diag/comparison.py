@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dflash_diag import stats
-from dflash_diag.compare import MARGIN, Pair, Side, pairs
+from dflash_diag.compare import MARGIN, Pair, Side, common_prompts, pairs
 from dflash_diag.stats import DRAWS, Floats, Ratio, few_prompts_note, ratio
 
 SCHEMA = "dflash_diag.compare/1"
@@ -125,7 +125,7 @@ def slots(a: Member, b: Member, *, seed: int, draws: int = DRAWS) -> list[dict[s
     Slots that only one of them has are left out. P-values are those of sign flips of per-prompt
     conditional rates, after Holm over the slots of this pair.
     """
-    ids = [one for one in sorted(a.side.ids) if one in set(b.side.ids)]
+    ids = common_prompts(a.side, b.side)
     last = min(a.n_proposed, b.n_proposed)
     left, right = ([_reached(one.jumps[i], last) for i in ids] for one in (a, b))
     before, after = np.array(left), np.array(right)  # [N, 1 + last]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,7 +118,20 @@ class RunConfig(BaseModel):
 
     @classmethod
     def from_notebook(cls, names: Mapping[str, Any]) -> Self:
-        """A configuration from a notebook's globals: its parameters, and more under ``options``."""
+        """A configuration from a notebook's globals: its parameters, and more under ``options``.
+
+        Raises
+        ------
+        BadInput
+            A parameter was passed that there is not: papermill only logs that, and would go on with
+            another drafter than was meant.
+        """
+        unknown = _injected(names) - {*cls.model_fields, "options"}
+        if unknown:
+            raise BadInput(
+                f"unknown parameter {', '.join(sorted(unknown))}",
+                f"options, or one of {', '.join(cls.model_fields)}",
+            )
         given = {k: names[k] for k in cls.model_fields if k in names}
         return cls.read({**given, **names.get("options", {})})
 
@@ -210,6 +224,16 @@ class RunConfig(BaseModel):
         content = self.model_dump(mode="json", exclude={"out", "seed", "draws", "server_timeout"})
         name = Path(self.drafter or self.target).name or "run"
         return root / f"{name}-{storage.content_key(content)[:8]}"
+
+
+def _injected(names: Mapping[str, Any]) -> set[str]:
+    """What papermill has assigned: the cells that it adds begin with a comment of its own."""
+    found: set[str] = set()
+    for cell in names.get("In", ()):
+        if cell.startswith("# Parameters\n"):
+            nodes = ast.walk(ast.parse(cell))
+            found |= {one.id for one in nodes if isinstance(one, ast.Name)}
+    return found
 
 
 def _absolute(spec: str) -> str:

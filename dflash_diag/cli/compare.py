@@ -20,7 +20,6 @@ from dflash_diag.cli.options import (
     Layers,
     NewTokens,
     Out,
-    Overrides,
     Prompts,
     Reference,
     Seed,
@@ -38,6 +37,9 @@ Examples:
   dflash-diag compare ./step_30000 ./step_20000 --capture captures/mine --reference ./published
 
   dflash-diag compare reports/step_30000 reports/step_20000 --training-log log.csv --json c.json
+
+Checkpoints are read as they declare. To compare other readings, make a report of each (report
+--set) and give their folders.
 """
 
 
@@ -56,7 +58,6 @@ def verb(
     prompts: Prompts = "",
     max_new_tokens: NewTokens = 0,
     capture: CaptureDir = "",
-    overrides: Overrides = [],  # noqa: B006 - typer's way to repeat an option
     training_log: TrainingLog = "",
     history: History = "",
     layers: Layers = "around",

@@ -31,10 +31,12 @@ def find(where: str) -> list[Candidate]:
     Raises
     ------
     BadInput
-        A folder that is not there.
+        A folder that is not there, or a pattern below one.
     """
     if glob.has_magic(where):
         root = _fixed_part(where)
+        if not root.is_dir():
+            raise BadInput(f"{where}: no folder {root}", "a pattern below a folder that is there")
         # A pattern may be absolute, which Path.glob does not take.
         matches = glob.glob(where, recursive=True)  # noqa: PTH207
         paths = [Path(one).absolute() for one in matches]
@@ -93,6 +95,11 @@ def _fixed_part(pattern: str) -> Path:
 
 def _name(path: Path, root: Path) -> str:
     if path == root:
-        return path.name
+        return _printable(path.name)
     below = path.relative_to(root)
-    return str(below.with_suffix("") if path.suffix in SUFFIXES else below)
+    return _printable(str(below.with_suffix("") if path.suffix in SUFFIXES else below))
+
+
+def _printable(name: str) -> str:
+    """With control characters spelt out: a name is told of on one line."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)

@@ -131,6 +131,8 @@ class Watching:
         self._jobs: dict[Future[Ended], _Job] = {}
         self._capture_attempts: dict[str, int] = {}
         self._redone: set[str] = set()
+        self._told: dict[str, str | None] = {}
+        """What each checkpoint of this watch was compared with when it was told of."""
         self._began: datetime | None = None
 
     @property
@@ -335,8 +337,12 @@ class Watching:
                 yield News("same", seen.name, f"the same as {twin.name}, which was measured")
             return
         elif (self._run(seen.run_id) / "index.html").is_file():
-            yield from self._finished(path, seen)
-            return
+            try:
+                yield from self._finished(path, seen)
+                return
+            except BadInput as error:  # a report of an earlier watch, which something has damaged
+                yield News("failed", seen.name, f"{error}; measured again")
+                shutil.rmtree(self._run(seen.run_id), ignore_errors=True)
         seen.stage = "waiting"
 
     def _reported(self, path: str, seen: Seen, ended: Ended) -> Iterator[News]:
@@ -360,10 +366,21 @@ class Watching:
         self.rows = append(self.history, row)
         seen.stage, seen.error = "done", ""
         self._publish()
+        yield from self._tell(row)
+        # One that was done before its predecessor is told of again: now it can be compared.
+        for other in [one for one in in_order(self.rows) if one.run_id in self._told]:
+            judged = self.regression(other)
+            if judged is not None and judged.against != self._told[other.run_id]:
+                yield from self._tell(other)
+
+    def _tell(self, row: Row) -> Iterator[News]:
+        """A line, and a message to whoever listens."""
         judged = self.regression(row)
-        yield News("finished", row.name, sentence(row, judged, self.page(row)))
+        self._told[row.run_id] = None if judged is None else judged.against
+        said = sentence(row, judged, self.page(row))
+        yield News("finished", row.name, said)
         if self.webhook is not None:
-            why = self.webhook.tell({"text": sentence(row, judged, self.page(row))} | self.of(row))
+            why = self.webhook.tell({"text": said} | self.of(row))
             if why:
                 yield News("untold", row.name, f"{self.webhook.host} was not told: {why}")
 

@@ -15,7 +15,7 @@ from dflash_diag.one_block import BlockDrafts, DraftedBlock, Sight, sights
 from dflash_diag.positions import pair_energies, phase_errors
 from dflash_diag.readings import OFFSETS
 from dflash_diag.views import token_pieces
-from dflash_diag.widgets.shared import Option, group, menu, offer, table, view, with_arrows
+from dflash_diag.widgets.shared import Option, bundle, group, menu, offer, table, view, with_arrows
 from dflash_diag.widgets.words import Words
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ class BlockBrowser:
         return f"BlockBrowser of {self.run.name(self.role)}, {len(self.prompts)} prompts"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        live = self.widget()._repr_mimebundle_()
-        return {**live, "text/html": self.static_html(), "text/plain": repr(self)}
+        return bundle(self.static_html(), repr(self), self.widget)
 
 
 _CLASSES = {-1: "", 0: "miss", 1: "rest"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -67,6 +67,24 @@ def offer(menu: Any, options: Sequence[Option]) -> None:
         menu.options = options
         if kept in [value for _, value in options]:
             menu.value = kept
+
+
+def bundle(static: str, text: str, widget: Callable[[], Any]) -> dict[str, Any]:
+    """A view as a notebook's output: the controls where there is somebody to move them.
+
+    What executes a notebook without a person (papermill, nbconvert) takes no input from a keyboard
+    either. Controls in its output would be dead, and a blank space once it is made into a page.
+    """
+    twin = {"text/html": static, "text/plain": text}
+    return {**widget()._repr_mimebundle_(), **twin} if _somebody_is_there() else twin
+
+
+def _somebody_is_there() -> bool:
+    """Whether the cell that is running could ask for input; True outside of a kernel."""
+    from IPython import get_ipython
+
+    kernel = getattr(get_ipython(), "kernel", None)
+    return bool(getattr(kernel, "_allow_stdin", True))
 
 
 def view(html: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_diag.diagnostics.base import NOTHING
 from dflash_diag.divergence import FACTOR
 from dflash_diag.views import token_pieces
-from dflash_diag.widgets.shared import Option, group, menu, offer, table, view, with_arrows
+from dflash_diag.widgets.shared import Option, bundle, group, menu, offer, table, view, with_arrows
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
@@ -184,11 +184,9 @@ class StateBrowser:
         return f"StateBrowser against {', '.join(self.sides) or 'nothing'}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        bundle = {"text/html": self.static_html(), "text/plain": repr(self)}
         if not self.sides:
-            return bundle
-        live = self.widget()._repr_mimebundle_()
-        return {**live, **bundle}
+            return {"text/html": self.static_html(), "text/plain": repr(self)}
+        return bundle(self.static_html(), repr(self), self.widget)
 
 
 def _options(values: Sequence[Any]) -> list[Option]:

@@ -227,11 +227,12 @@ def test_loading_stays_within_its_budget(site):
         )
 
 
-def test_the_browser_of_states_is_live_in_a_notebook_and_static_on_the_page(site):
+def test_the_browser_of_states_is_static_where_nobody_is_there(site):
     path = site / "notebooks" / "03_hidden_state_divergence.ipynb"
     notebook = nbformat.read(path, as_version=4)
     outputs = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
-    (view,) = [data for data in outputs if report.WIDGET_VIEW in data]
+    assert not [data for data in outputs if report.WIDGET_VIEW in data]  # nobody could move it
+    (view,) = [data for data in outputs if 'browser states"' in data.get("text/html", "")]
     page = BeautifulSoup((site / f"{path.stem}.html").read_text(), "html.parser")
     (shown,) = page.select(".states")
     assert BeautifulSoup(view["text/html"], "html.parser").pre.get_text() in shown.get_text()
@@ -242,22 +243,24 @@ def test_the_browser_of_states_is_live_in_a_notebook_and_static_on_the_page(site
     assert not page.find_all("script")
 
 
-def test_the_browser_of_blocks_is_live_in_a_notebook_and_static_on_the_page(site):
+def test_the_browser_of_blocks_is_static_where_nobody_is_there(site):
     path = site / "notebooks" / "04_position_alignment.ipynb"
     notebook = nbformat.read(path, as_version=4)
     outputs = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
-    (view,) = [data for data in outputs if report.WIDGET_VIEW in data]
+    assert not [data for data in outputs if report.WIDGET_VIEW in data]  # nobody could move it
+    (view,) = [data for data in outputs if 'browser block"' in data.get("text/html", "")]
     page = BeautifulSoup((site / f"{path.stem}.html").read_text(), "html.parser")
     (shown,) = page.select(".browser.block")
     assert BeautifulSoup(view["text/html"], "html.parser").pre.get_text() == shown.pre.get_text()
     assert len(shown.tbody.find_all("tr")) == tiny_world.BLOCK
 
 
-def test_the_explorer_is_live_in_a_notebook_and_static_on_the_page(site):
+def test_the_explorer_is_static_where_nobody_is_there(site):
     path = site / "notebooks" / "09_explorer.ipynb"
     notebook = nbformat.read(path, as_version=4)
     outputs = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
-    (view,) = [data for data in outputs if report.WIDGET_VIEW in data]
+    assert not [data for data in outputs if report.WIDGET_VIEW in data]  # nobody could move it
+    (view,) = [data for data in outputs if 'browser explorer"' in data.get("text/html", "")]
     html = (site / f"{path.stem}.html").read_text()
     shown = BeautifulSoup(html, "html.parser").select(".browser.explorer")
     static = BeautifulSoup(view["text/html"], "html.parser").select(".browser.explorer")

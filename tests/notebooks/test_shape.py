@@ -10,6 +10,7 @@ import pytest
 
 from dflash_diag import diagnostics, paths, report
 from dflash_diag.config import RunConfig
+from dflash_diag.errors import BadInput
 
 FOLDER = paths.notebooks_dir()
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
@@ -96,3 +97,14 @@ def test_every_diagnostic_is_shown_on_the_page_that_it_names():
 def test_it_has_a_budget(notebook):
     budget = notebook["metadata"]["dflash_diag"]["budget_s"]
     assert budget["loaded"] <= budget["computed"] <= 240
+
+
+def test_a_parameter_that_there_is_not_stops_the_notebook():
+    """papermill itself only logs it, and would go on with another drafter."""
+    injected = "# Parameters\nout = 'here'\ndrafterr = '/nowhere'\noptions = {'seed': 3}\n"
+    mine = "drafters = 3  # a cell of somebody's own"
+    names = {"In": ["", "out = ''", mine, injected], "out": "here", "options": {"seed": 3}}
+    with pytest.raises(BadInput, match="unknown parameter drafterr;"):
+        RunConfig.from_notebook(names)
+    names["In"][3] = injected.replace("drafterr", "drafter")
+    assert RunConfig.from_notebook(names).seed == 3

@@ -725,3 +725,17 @@ def test_nothing_is_said_by_colour_alone(run, explorer):
         assert text.get_text().startswith("✓")
     for cell in page.select("td.hit"):
         assert cell.find("small").get_text() == "target"
+
+
+def test_where_nobody_can_move_a_control_the_static_twin_is_the_output(explorer, monkeypatch):
+    import IPython
+
+    class Kernel:
+        _allow_stdin = False
+
+    class Shell:
+        kernel = Kernel()
+
+    assert "application/vnd.jupyter.widget-view+json" in explorer._repr_mimebundle_()
+    monkeypatch.setattr(IPython, "get_ipython", Shell)
+    assert set(explorer._repr_mimebundle_()) == {"text/html", "text/plain"}

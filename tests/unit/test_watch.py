@@ -261,7 +261,18 @@ def test_several_at_a_time(watching, folder):
     for name in "abc":
         watched.write(folder / f"{name}.pt", [*GOOD, [ord(name)]], do="slow")
     news = run(watching(jobs=3))
-    assert [kind for kind, _ in news] == ["started"] * 3 + ["finished"] * 3
+    assert [kind for kind, _ in news[:3]] == ["started"] * 3
+    assert {kind for kind, _ in news[3:]} == {"finished"}
+    assert {name for _, name in news[3:]} == set("abc")
+
+
+def test_a_checkpoint_that_was_done_before_its_predecessor_is_told_of_again(watching, folder):
+    watched.write(folder / "step_1.pt", GOOD, do="slow")
+    watched.write(folder / "step_2.pt", WORSE)
+    told = [one for one in watching(jobs=2).news() if one.kind == "finished"]
+    assert [one.name for one in told] == ["step_2", "step_1", "step_2"]
+    assert "worse than" not in told[0].text
+    assert "worse than step_1" in told[2].text
 
 
 def test_two_watches_do_not_share_a_folder(watching, folder):

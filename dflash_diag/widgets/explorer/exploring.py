@@ -13,7 +13,7 @@ from dflash_diag.views import token_pieces
 from dflash_diag.widgets.explorer import drawing
 from dflash_diag.widgets.explorer.blocks import Block, Blocks, Filter
 from dflash_diag.widgets.explorer.controls import Controls
-from dflash_diag.widgets.shared import group, table
+from dflash_diag.widgets.shared import bundle, group, table
 from dflash_diag.widgets.words import Words
 
 if TYPE_CHECKING:
@@ -194,5 +194,4 @@ class Explorer:
         return f"Explorer of {names}, {len(self.blocks(self.roles[0]).prompts)} prompts"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        live = self.widget()._repr_mimebundle_()
-        return {**live, "text/html": self.static_html(), "text/plain": repr(self)}
+        return bundle(self.static_html(), repr(self), self.widget)
