@@ -32,7 +32,24 @@ class BadInput(DiagError):
             parts.append(f"expected {expected}")
         if do:
             parts.append(do)
-        super().__init__("; ".join(" ".join(part.split()) for part in parts))
+        super().__init__("; ".join(map(_line, parts)))
+
+
+MAX_PART = 1000
+"""Characters of each part of an error; names in other people's files may be of any length."""
+
+
+def _line(text: str) -> str:
+    """One line that a terminal can show: what could steer it, or is no character, is spelled out.
+
+    Names and values in errors come from other people's files.
+    """
+    line = " ".join(text.split())
+    if len(line) > MAX_PART:
+        line = f"{line[:MAX_PART]}…"
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 class CheckpointError(BadInput):
