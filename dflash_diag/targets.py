@@ -384,6 +384,7 @@ def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) 
     try:
         # Said outright: otherwise transformers asks whether to run the code that a folder brings.
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        _refuse_fetched_code(source, config)
         name = (getattr(config, "architectures", None) or [""])[0]
         kind: Any = getattr(transformers, name, None)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
@@ -391,6 +392,8 @@ def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) 
         model, loading = kind.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **placing
         )
+    except BadInput:
+        raise
     except Exception as error:  # transformers raises whatever an odd configuration leads to
         lines = str(error).strip().splitlines()
         raise BadInput(
@@ -407,6 +410,19 @@ def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) 
             "a complete checkpoint",
         )
     return model
+
+
+def _refuse_fetched_code(source: StrPath, config: Any) -> None:
+    """An attention called ``owner/name`` is code that transformers would fetch and run."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part in parts:
+        found = str(getattr(part, "_attn_implementation", None))
+        if "/" in found:
+            raise BadInput(
+                f"{source} wants code from elsewhere for its attention ({found})",
+                "an attention that is transformers' own",
+                "remove attn_implementation from its config.json",
+            )
 
 
 @contextmanager

@@ -160,9 +160,12 @@ def mend_capture(path: Path, changed: Path) -> None:
         return
     if changed.is_symlink() or changed.stat().st_size > 2**26:
         return
-    files = json.loads(manifest.read_text())["files"]
+    try:
+        files = dict(json.loads(manifest.read_text())["files"])
+    except (ValueError, KeyError, TypeError, RecursionError):  # changed before
+        return
     files[changed.relative_to(path).as_posix()] = storage.sha256_file(changed)
-    manifest.write_text(manifest_text(files))
+    manifest.write_bytes(manifest_text(files).encode("utf-8", "surrogatepass"))
 
 
 def read_capture(path: Path, world: Path, out: Path) -> None:

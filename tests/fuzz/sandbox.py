@@ -37,7 +37,7 @@ RESIDENT = 2**29
 """Bytes by which one input may raise what a worker has ever held."""
 SECONDS = 10
 """For one input."""
-LINE = 4000
+LINE = 4200
 """Characters of an error."""
 BATCH = 250
 FAST = Path("/dev/shm")
@@ -192,7 +192,10 @@ def _work(
         try:
             path = write(here, item)
         except Exception:  # noqa: BLE001 - a fault of ours, to be seen too
-            pipe.send(Outcome(kind.name, item, "crashed", traceback.format_exc(), 0.0))
+            outcome = Outcome(kind.name, item, "crashed", traceback.format_exc(), 0.0)
+            if keep is not None:
+                _keep(keep, kind, outcome, here, here)
+            pipe.send(outcome)
             shutil.rmtree(here)
             continue
         outcome = _read(kind, path, item if isinstance(item, int) else -1, world, root, watch)

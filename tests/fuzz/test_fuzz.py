@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -59,10 +60,8 @@ def hang(path: Path, world: Path, out: Path) -> None:
 
 
 def swallow(path: Path, world: Path, out: Path) -> None:
-    try:
+    with contextlib.suppress(Exception):
         hang(path, world, out)
-    except Exception:
-        pass
 
 
 def die(path: Path, world: Path, out: Path) -> None:
@@ -129,14 +128,14 @@ FAULTS = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("read", FAULTS, ids=lambda read: read.__name__)
 def test_every_fault_is_seen(world, tmp_path, monkeypatch, read):
-    monkeypatch.setattr(sandbox, "SECONDS", 1)
+    if read in (hang, swallow):
+        monkeypatch.setattr(sandbox, "SECONDS", 1)
     kind = corpus.Kind("prompts", 1, corpus.KINDS["prompts"].write, read)
     first, second = sandbox.run(kind, range(2), 0, world, tmp_path / "kept")
-    assert (first.verdict, second.verdict) == (
-        "crashed",
-        "crashed" if read is not hoard else second.verdict,
-    )
+    assert first.verdict == "crashed"
     assert FAULTS[read] in first.said
+    # One fault does not hide the next, but memory that was held once counts no more.
+    assert second.verdict == ("accepted" if read is hoard else "crashed")
     assert sorted((tmp_path / "kept").glob("prompts.0.*"))
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from dflash_diag import storage
 from dflash_diag.bundle import Capture, manifest_text
 from dflash_diag.checkpoints import read_checkpoint
-from dflash_diag.errors import MAX_PART, BadInput, CaptureError, CheckpointError
+from dflash_diag.errors import MAX_PART, BadInput, CaptureError, CheckpointError, Interrupted
 from dflash_diag.history import Row, append, read_history
 from dflash_diag.prompts import read_prompts
 from dflash_diag.target_config import read_target_config
@@ -35,7 +35,9 @@ def test_an_error_cannot_steer_a_terminal(text):
 
 
 def test_an_error_has_an_end():
-    assert len(str(BadInput("x" * 10**6, "y" * 10**6))) < 2 * MAX_PART + 100
+    for text in ("x" * 10**6, "\U000e0001" * 10**6):
+        assert len(str(BadInput(text, text))) < 2 * MAX_PART + 100
+        assert len(str(Interrupted(text))) < 4 * MAX_PART + 100
 
 
 def test_words_of_any_script_stay_as_they_are():
@@ -284,6 +286,19 @@ def test_code_that_a_target_brings_is_not_even_asked_about(world, tmp_path, monk
         load_tokenizer(folder)
     assert not mark.exists()
     assert not asked
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_an_attention_that_would_be_fetched_is_refused(world, tmp_path, key):
+    import shutil
+
+    from dflash_diag.targets import load_target
+
+    folder = Path(shutil.copytree(world / "target", tmp_path / "target"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: "evil/kernel"}))
+    with pytest.raises(BadInput, match="wants code from elsewhere"):
+        load_target(str(folder))
 
 
 ROW = Row(
