@@ -106,7 +106,7 @@ def check_ids(splits: Mapping[str, Split], vocab_size: int | None) -> None:
 
 def _files(path: Path) -> dict[str, Path]:
     """The file of each split."""
-    files = [path] if path.is_file() else sorted(path.glob("*"))
+    files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.is_file())
     named = {NAMES.get(file.stem, file.stem): file for file in files if file.suffix in _READ}
     if path.is_dir():
         named = {name: file for name, file in named.items() if name in NAMES.values()}
