@@ -106,7 +106,7 @@ def check_ids(splits: Mapping[str, Split], vocab_size: int | None) -> None:
 
 def _files(path: Path) -> dict[str, Path]:
     """The file of each split."""
-    files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.is_file())
+    files = [path] if path.is_file() else sorted(path.glob("*"))
     named = {NAMES.get(file.stem, file.stem): file for file in files if file.suffix in _READ}
     if path.is_dir():
         named = {name: file for name, file in named.items() if name in NAMES.values()}
@@ -115,6 +115,9 @@ def _files(path: Path) -> dict[str, Path]:
             f"--training-sequences {path}: no sequences there",
             "a .safetensors or .jsonl file, or a folder with train and validation of them",
         )
+    for file in named.values():
+        if not file.is_file():  # left out silently, it would leave fewer texts
+            raise BadInput(f"{file} is no file", "a .safetensors or .jsonl file")
     return named
 
 
