@@ -13,6 +13,7 @@ Symbols: T tokens, R positions held, K layers asked for, H hidden size, V vocabu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,8 +25,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dflash_diag.bundle_checks import (
+    AGAIN,
+    POSITION_COLUMNS,
+    PROMPT_COLUMNS,
+    check_facts,
+    check_inside,
+    check_positions,
+    check_prompts,
+    check_tensor,
+)
 from dflash_diag.errors import BadInput, CaptureError
-from dflash_diag.storage import StrPath, read_json, sha256_file, to_json_text
+from dflash_diag.storage import StrPath, read_json, read_parquet, sha256_file, to_json_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +46,6 @@ if TYPE_CHECKING:
 SCHEMA = "dflash_diag.capture/1"
 MANIFEST_SCHEMA = "dflash_diag.manifest/1"
 SHARED = ("embedding", "head", "final_norm")
-
-_AGAIN = "make the capture again"
 
 
 @dataclass(frozen=True)
@@ -156,8 +165,9 @@ class Capture:
         """Tokens of prompt ``i`` and its continuation: int64 [T]."""
         if self.foreign:
             return self.dumps[i].tokens()
-        with self._open(self.sequence_files[i]) as file:
-            return file.get_tensor("tokens").long()
+        prompt = self.prompts[i]
+        shape = (prompt.n_prompt_tokens + prompt.n_generated,)
+        return self._stored(i, "tokens", shape, whole=True).long()
 
     def continuation(self, i: int) -> Tensor:
         """The greedy continuation alone: int64 [G]."""
@@ -168,8 +178,8 @@ class Capture:
         if self.foreign:
             return self.layer_ids
         with self._open(self.sequence_files[i]) as file:
-            names = [key for key in file.keys() if key.startswith(_LAYER)]  # noqa: SIM118
-        return tuple(sorted(int(name.removeprefix(_LAYER)) for name in names))
+            found = [_LAYER.fullmatch(key) for key in file.keys()]  # noqa: SIM118
+        return tuple(sorted(int(match[1]) for match in found if match))
 
     @property
     def thinned(self) -> bool:
@@ -180,8 +190,10 @@ class Capture:
         """Positions of prompt ``i`` whose states it holds: int64 [R], all T unless `thinned`."""
         if not self.thinned:
             return torch.arange(len(self.tokens(i)))
-        with self._open(self.sequence_files[i]) as file:
-            return file.get_tensor("rows")
+        found, n = self._stored(i, "rows", (None,), whole=True).long(), len(self.tokens(i))
+        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < n):
+            raise CaptureError(f"{self.sequence_files[i]}: rows outside of {n} tokens", do=AGAIN)
+        return found
 
     def states(self, i: int, layer_ids: Iterable[int]) -> Tensor:
         """States [R, K, H] of prompt ``i``: raw outputs of decoder layers, -1 the embeddings.
@@ -198,8 +210,8 @@ class Capture:
             )
         if self.foreign:
             return self.dumps[i].states(wanted)
-        with self._open(self.sequence_files[i]) as file:
-            return torch.stack([file.get_tensor(layer_key(j)) for j in wanted], dim=1)
+        shape = len(self.rows(i)), int(self.target_facts["hidden_size"])
+        return torch.stack([self._stored(i, layer_key(j), shape) for j in wanted], dim=1)
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -241,6 +253,8 @@ class Capture:
     def top_choices(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and log-probabilities of the target's best 8 at the `rows`: [R, 8] each."""
         rows = self.positions(i)
+        if not len(rows):
+            raise CaptureError(f"{self.path} holds no choices at prompt {i}", do=AGAIN)
         return np.stack(rows["top_ids"].to_list()), np.stack(rows["top_logprobs"].to_list())
 
     @cached_property
@@ -250,9 +264,10 @@ class Capture:
                 f"{self.path} was made by other code and holds no choices of the target",
                 do="make a capture with the verb capture",
             )
-        import pandas as pd
-
-        return pd.read_parquet(self.path / "positions.parquet")
+        path = self.path / "positions.parquet"
+        table = _table(path, POSITION_COLUMNS)
+        check_positions(path, table)
+        return table
 
     @property
     def reference(self) -> Mapping[str, Any] | None:
@@ -279,7 +294,7 @@ class Capture:
             return
         theirs = fingerprint(folder)
         for part in ("weights", "tokenizer"):
-            if set(ours[part].values()) != set(theirs[part].values()):
+            if set(ours.get(part, {}).values()) != set(theirs[part].values()):
                 raise CaptureError(
                     f"{self.path} was made of another target: the {part} of {folder} differ",
                     f"the target {self.target_facts.get('source')!r} of the capture",
@@ -294,22 +309,40 @@ class Capture:
             )
         path, key = self.shared_tensors[name]
         # Kept for later uses, gradients among them, whatever mode it is first asked for in.
-        with self._open(path) as file, torch.inference_mode(mode=False):
-            return file.get_tensor(key)
+        with torch.inference_mode(mode=False):
+            tensor = self._read(path, key)
+        return check_tensor(path, key, tensor, (None,) if name == "final_norm" else (None, None))
+
+    def _stored(
+        self, i: int, key: str, shape: tuple[int | None, ...], *, whole: bool = False
+    ) -> Tensor:
+        """A tensor of prompt ``i``."""
+        path = self.sequence_files[i]
+        return check_tensor(path, key, self._read(path, key), shape, whole=whole)
+
+    def _read(self, path: Path, key: str) -> Tensor:
+        with self._open(path) as file:
+            try:
+                tensor: Tensor = file.get_tensor(key)
+            except SafetensorError as error:
+                raise CaptureError(f"{path}: {key} cannot be read ({error})", do=AGAIN) from error
+        return tensor
 
     def _open(self, path: Path) -> Any:
         try:
+            if path.exists() and not path.is_file():
+                raise CaptureError(f"{path} is no file", "a safetensors file", AGAIN)
             return safe_open(path, "pt")
         except (OSError, SafetensorError) as error:
-            raise CaptureError(f"{path} cannot be read ({error})", do=_AGAIN) from error
+            raise CaptureError(f"{path} cannot be read ({error})", do=AGAIN) from error
 
 
-_LAYER = "layer."
+_LAYER = re.compile(r"layer\.(-?\d{1,9})")
 
 
 def layer_key(layer_id: int) -> str:
     """Name of a layer's states in a sequence file."""
-    return f"{_LAYER}{layer_id}"
+    return f"layer.{layer_id}"
 
 
 def sequence_name(index: int) -> str:
@@ -326,10 +359,10 @@ def _load_bundle(path: Path, *, verify: bool) -> Capture:
     _check_manifest(path, verify=verify)
     facts = _read(path / "capture.json")
     if facts.get("schema") != SCHEMA:
-        raise CaptureError(f"{path} has schema {facts.get('schema')!r}", repr(SCHEMA), _AGAIN)
-    import pandas as pd
-
-    rows = pd.read_parquet(path / "prompts.parquet").to_dict("records")
+        raise CaptureError(f"{path} has schema {facts.get('schema')!r}", repr(SCHEMA), AGAIN)
+    check_facts(path / "capture.json", facts)
+    rows = _table(path / "prompts.parquet", PROMPT_COLUMNS).to_dict("records")
+    check_prompts(path / "prompts.parquet", rows)
     prompts = tuple(
         CapturedPrompt(
             id=row["id"],
@@ -369,27 +402,35 @@ def _text(value: Any) -> str | None:
 def _check_manifest(path: Path, *, verify: bool) -> None:
     manifest = path / "manifest.json"
     if not manifest.is_file():
-        raise CaptureError(f"{path} has no manifest.json", "a complete capture", _AGAIN)
+        raise CaptureError(f"{path} has no manifest.json", "a complete capture", AGAIN)
     content = _read(manifest)
     files = content.get("files")
     if content.get("schema") != MANIFEST_SCHEMA or not isinstance(files, dict):
-        raise CaptureError(f"{manifest} has schema {content.get('schema')!r}", do=_AGAIN)
-    if manifest.read_text("utf-8") != manifest_text(files):
-        raise CaptureError(f"{manifest} was changed", do=_AGAIN)
+        raise CaptureError(f"{manifest} has schema {content.get('schema')!r}", do=AGAIN)
+    if manifest.read_bytes() != manifest_text(files).encode("utf-8", "surrogatepass"):
+        raise CaptureError(f"{manifest} was changed", do=AGAIN)
     for name, expected in files.items():
+        check_inside(manifest, name)
         if not (path / name).is_file():
-            raise CaptureError(f"{path / name} is missing", "a complete capture", _AGAIN)
+            raise CaptureError(f"{path / name} is missing", "a complete capture", AGAIN)
         if verify and sha256_file(path / name) != expected:
             raise CaptureError(
-                f"{path / name} is damaged: its sha256 is not the manifest's", do=_AGAIN
+                f"{path / name} is damaged: its sha256 is not the manifest's", do=AGAIN
             )
+
+
+def _table(path: Path, columns: Iterable[str]) -> pd.DataFrame:
+    try:
+        return read_parquet(path, columns)
+    except BadInput as error:
+        raise CaptureError(error.found, error.expected, AGAIN) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
     except BadInput as error:
-        raise CaptureError(error.found, error.expected, _AGAIN) from error
+        raise CaptureError(error.found, error.expected, AGAIN) from error
     if not isinstance(content, dict):
-        raise CaptureError(f"{path} is not a JSON object", do=_AGAIN)
+        raise CaptureError(f"{path} is not a JSON object", do=AGAIN)
     return content

@@ -11,6 +11,9 @@ class DiagError(Exception):
 
     exit_code = 2
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_line(message, 4 * MAX_PART))
+
 
 class BadInput(DiagError):
     """Something that the user handed in cannot be used (exit code 2).
@@ -32,7 +35,25 @@ class BadInput(DiagError):
             parts.append(f"expected {expected}")
         if do:
             parts.append(do)
-        super().__init__("; ".join(" ".join(part.split()) for part in parts))
+        super().__init__("; ".join(_line(part, MAX_PART) for part in parts))
+
+
+MAX_PART = 1000
+"""Characters of each part of an error; names in other people's files may be of any length."""
+
+
+def _line(text: str, most: int) -> str:
+    """One line that a terminal can show: what could steer it, or is no character, is spelled out.
+
+    Names and values in errors come from other people's files.
+    """
+    line = " ".join(text.split())
+    shown = line[: most + 1]  # what is spelled out grows, and what is beyond need not be looked at
+    if not shown.isprintable():
+        shown = "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown
+        )
+    return shown if len(shown) <= most else f"{shown[:most]}…"
 
 
 class CheckpointError(BadInput):

@@ -28,7 +28,8 @@ from dflash_diag.checkpoints.pickles import UnsafePickle
 from dflash_diag.checkpoints.placeholders import TensorRef, as_mapping
 from dflash_diag.checkpoints.torchzip import TorchZip, explain_bare_pickle
 from dflash_diag.errors import BadInput, CaptureError, CheckpointError
-from dflash_diag.storage import StrPath, read_json
+from dflash_diag.storage import StrPath
+from dflash_diag.target_config import read_target_config
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 """Files that a folder is searched for."""
@@ -370,12 +371,13 @@ def _continuation(file: _File, path: Path, n_tokens: int) -> tuple[int, int]:
 def _lent_by(folder: Path) -> tuple[dict[str, tuple[Path, str]], dict[str, Any]]:
     """Embedding, head and final norm of a target's folder, and its facts; loads no model."""
     try:
-        config = read_json(folder / "config.json")
+        config = read_target_config(folder)
     except BadInput as error:
         raise BadInput(f"{folder} is no target ({error.found})", "a folder with config.json") from (
             error
         )
-    config = {**config, **config.get("text_config", {})}
+    if config.num_hidden_layers is None:
+        raise BadInput(f"{folder / 'config.json'} has no num_hidden_layers", "a whole number")
     where = _tensor_files(folder)
     embedding = _one(where, _EMBEDDINGS, folder)
     prefix = embedding[: -len(next(e for e in _EMBEDDINGS if embedding.endswith(e)))]
@@ -386,18 +388,17 @@ def _lent_by(folder: Path) -> tuple[dict[str, tuple[Path, str]], dict[str, Any]]
     heads = [key for key in where if key.endswith(_HEADS)]
     shared["head"] = (where[heads[0]], heads[0]) if heads else shared["embedding"]
     rows, width = _shape(*shared["head"])
-    family = str(config.get("model_type", ""))
     return shared, {
         "source": folder.name,
         "hidden_size": width,
         "vocab_size": rows,
-        "n_layers": int(config["num_hidden_layers"]),
-        "layer_types": config.get("layer_types"),
-        "max_positions": config.get("max_position_embeddings"),
+        "n_layers": config.num_hidden_layers,
+        "layer_types": config.layer_types,
+        "max_positions": config.max_position_embeddings,
         "tied": not heads,
         "final_norm": {
-            "style": "one_plus" if family.startswith(_ONE_PLUS) else "plain",
-            "eps": float(config.get("rms_norm_eps", 1e-6)),
+            "style": "one_plus" if config.model_type.startswith(_ONE_PLUS) else "plain",
+            "eps": config.rms_norm_eps,
         },
     }
 
@@ -405,7 +406,7 @@ def _lent_by(folder: Path) -> tuple[dict[str, tuple[Path, str]], dict[str, Any]]
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """Where each tensor of a folder lies."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(p for p in folder.glob("*.safetensors") if p.is_file()):
         try:
             with safe_open(path, "pt") as file:
                 found |= dict.fromkeys(file.keys(), path)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "dflash_diag.history/1"
 FILE = "history.parquet"
+_MAY_LACK = {"step", "tau_walked_lo", "tau_walked_hi"}
+"""Columns in which a row may have nothing."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,21 @@ def read_history(path: StrPath) -> list[Row]:
     )
     try:
         table = pq.ParquetFile(io.BytesIO(path.read_bytes())).read()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged from error
     found = (table.schema.metadata or {}).get(b"schema", b"none").decode("utf-8", "replace")
     if found != SCHEMA:
         raise BadInput(f"{path} has schema {found}", SCHEMA)
-    if not {field.name for field in fields(Row)} <= set(table.column_names):
-        raise damaged
-    return sorted((_row(one) for one in table.to_pylist()), key=lambda row: row.finished)
+    try:
+        table = table.select([field.name for field in fields(Row)]).cast(_columns())
+        if any(table[name].null_count for name in set(table.column_names) - _MAY_LACK):
+            raise damaged
+        rows = [_row(one) for one in table.to_pylist()]
+        for row in rows:
+            _ = row.side, row.tau  # these look at the numbers
+    except (pa.ArrowException, KeyError, ValueError, TypeError, OverflowError) as error:
+        raise damaged from error
+    return sorted(rows, key=lambda row: row.finished)
 
 
 def append(path: StrPath, row: Row) -> list[Row]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_diag.errors import PromptError
+from dflash_diag.errors import BadInput, PromptError
+from dflash_diag.storage import read_text
 
 FORMS = ("text", "messages", "prompt_ids")
 
@@ -89,13 +90,9 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     """
     path = Path(path)
     try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise PromptError(f"no such file: {path}", "prompts, one JSON object a line") from error
-    except IsADirectoryError as error:
-        raise PromptError(f"{path} is a folder", "a .jsonl file of prompts") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 text (byte {error.start})") from error
+        lines = read_text(path, "a .jsonl file of prompts, one JSON object a line").split("\n")
+    except BadInput as error:
+        raise PromptError(error.found, error.expected) from error
     prompts: list[Prompt] = []
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):

@@ -19,7 +19,7 @@ import numpy as np
 from dflash_diag.bundle import Capture
 from dflash_diag.decoding import Lossless, Mismatch
 from dflash_diag.errors import BadInput, CaptureError
-from dflash_diag.storage import StrPath
+from dflash_diag.storage import StrPath, read_text
 
 ROUNDING = {"float32": 2.0**-20, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Relative error of one logit, by the precision in which a server computes."""
@@ -52,14 +52,7 @@ def read_served(path: StrPath) -> list[ServedOutput]:
     """
     path = Path(path)
     expected = 'one JSON object a line: {"id", "output_ids"} or {"id", "text"}'
-    try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise BadInput(f"no such file: {path}", expected) from error
-    except IsADirectoryError as error:
-        raise BadInput(f"{path} is a folder", expected) from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text (byte {error.start})", expected) from error
+    lines = read_text(path, expected).split("\n")
     found: dict[str, ServedOutput] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -44,6 +44,7 @@ from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
 from dflash_diag.results import Result, Verdict, worst
 from dflash_diag.state_runs import StateRun
+from dflash_diag.target_config import read_target_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,12 +148,11 @@ def _declared_facts(target: str) -> dict[str, Any]:
     path = Path(target) / "config.json"
     if not target or not path.is_file():
         return {}
-    config = storage.read_json(path)
-    text = config.get("text_config", config)
+    config = read_target_config(target)
     return {
-        "hidden_size": text.get("hidden_size"),
-        "vocab_size": text.get("vocab_size"),
-        "n_layers": text.get("num_hidden_layers"),
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "n_layers": config.num_hidden_layers,
     }
 
 

@@ -331,8 +331,9 @@ class Server:
             listed = self._call("GET", "/v1/models", limit)
         except _Refused:
             listed = {}
-        cards = listed.get("data") if isinstance(listed, dict) else None
-        cards = [c for c in cards or [] if isinstance(c, dict) and isinstance(c.get("id"), str)]
+        data = listed.get("data") if isinstance(listed, dict) else None
+        cards = data if isinstance(data, list) else []
+        cards = [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]
         names = [card["id"] for card in cards if not card.get("parent")]
         if not self.model and len(names) != 1:
             raise ServerError(

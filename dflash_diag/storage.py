@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from dflash_diag.errors import BadInput, OutputError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from filelock import BaseFileLock
 
 StrPath = str | os.PathLike[str]
@@ -76,7 +77,7 @@ def make_dir(path: StrPath) -> Path:
 
 
 def atomic_write(path: StrPath, content: bytes | str) -> Path:
-    """Write a whole file, creating its folder; text is UTF-8.
+    """Write a whole file, creating its folder; text is UTF-8, what is no character spelled out.
 
     A device or pipe (``/dev/stdout``) cannot be replaced, so it is written in place.
 
@@ -86,7 +87,7 @@ def atomic_write(path: StrPath, content: bytes | str) -> Path:
         The folder is read-only or no folder, or the disk is full. What was there is unchanged.
     """
     path = Path(path)
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with output_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -220,8 +221,12 @@ def plain(value: Any) -> Any:
 
 
 def to_json_text(value: Any) -> str:
-    """``value`` as indented JSON text, keys in their own order, ending in a newline."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """``value`` as indented JSON text, keys in their own order, ending in a newline.
+
+    Lone surrogates, which other people's JSON may hold, stay escaped as in ASCII.
+    """
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_json(path: StrPath, value: Any) -> Path:
@@ -237,12 +242,12 @@ def read_json(path: StrPath) -> Any:
     BadInput
         No such file, or not JSON (with line and column).
     """
+    with input_errors(path, "a JSON file"):
+        if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
+            raise BadInput(f"{path} is a pipe or a device", "a JSON file")
+        content = _read_bytes(Path(path), MAX_JSON)
     try:
-        return json.loads(Path(path).read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise BadInput(f"no such file: {path}") from error
-    except IsADirectoryError as error:
-        raise BadInput(f"{path} is a folder", "a JSON file") from error
+        return json.loads(content)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise BadInput(f"{path} is not JSON ({where}: {error.msg})", "a JSON file") from error
@@ -250,6 +255,86 @@ def read_json(path: StrPath) -> Any:
         raise BadInput(f"{path} is not text", "a JSON file in UTF-8") from error
     except (ValueError, RecursionError) as error:  # a number or a nesting without end
         raise BadInput(f"{path} cannot be read ({error})", "a JSON file") from error
+
+
+def read_text(path: StrPath, expected: str) -> str:
+    """The text of a file that somebody named, or of a pipe.
+
+    Parameters
+    ----------
+    expected
+        What the file should be, for the error.
+
+    Raises
+    ------
+    BadInput
+        No such file, a folder, not UTF-8, or more than `MAX_TEXT` bytes.
+    """
+    with input_errors(path, expected):
+        return _read_bytes(Path(path), MAX_TEXT).decode("utf-8-sig")
+
+
+def read_parquet(path: StrPath, columns: Iterable[str] = ()) -> pd.DataFrame:
+    """A parquet file as a table.
+
+    Parameters
+    ----------
+    columns
+        Names that it must have.
+
+    Raises
+    ------
+    BadInput
+        No such file, not a parquet file, damaged, or without one of the columns.
+    """
+    import pandas as pd
+    import pyarrow as pa
+
+    with input_errors(path, "a parquet file"):
+        if not Path(path).is_file():
+            raise BadInput(f"no such file: {path}")
+        try:
+            table = pd.read_parquet(path)
+        except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+            raise BadInput(f"{path} is damaged ({error})", "a parquet file") from error
+    lacking = [name for name in columns if name not in table.columns]
+    if lacking or not table.columns.is_unique:
+        why = f"no column {lacking[0]}" if lacking else "two columns of one name"
+        raise BadInput(f"{path} has {why}", "a table of this package")
+    return table
+
+
+@contextmanager
+def input_errors(path: StrPath, expected: str) -> Iterator[None]:
+    """Turn the ways in which reading ``path`` fails into `BadInput`."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadInput(f"no such file: {path}", expected) from error
+    except IsADirectoryError as error:
+        raise BadInput(f"{path} is a folder", expected) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text (byte {error.start})", expected) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise BadInput(f"{path} cannot be read ({why})", expected) from error
+
+
+MAX_JSON = 2**26
+"""Bytes of a JSON file; the largest index of shards has a few million."""
+MAX_TEXT = 2**28
+"""Bytes of a file of prompts, a log and the like."""
+
+
+def _read_bytes(path: Path, most: int) -> bytes:
+    """All of a file, which may be a pipe, or a device without end."""
+    content = bytearray()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            content += piece
+            if len(content) > most:
+                raise BadInput(f"{path} has more than {most // 2**20} MiB", "a smaller file")
+    return bytes(content)
 
 
 def sha256_file(path: StrPath) -> str:
@@ -260,11 +345,11 @@ def sha256_file(path: StrPath) -> str:
     BadInput
         No such file.
     """
-    try:
+    with input_errors(path, "a file"):
+        if not Path(path).is_file():
+            raise BadInput(f"no such file: {path}")
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise BadInput(f"no such file: {path}") from error
 
 
 def content_key(*parts: Any) -> str:

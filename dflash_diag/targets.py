@@ -170,7 +170,7 @@ class Target:
                 "or give the prompt as prompt_ids",
             )
         elif prompt.text is not None:
-            ids = list(self.tokenizer(prompt.text)["input_ids"])
+            ids = self._tokenized(prompt, prompt.text)
         else:
             ids = self._encode_messages(prompt, dict(template or {}))
         if not ids:
@@ -190,8 +190,6 @@ class Target:
             )
 
     def _encode_messages(self, prompt: Prompt, template: dict[str, Any]) -> list[int]:
-        from jinja2 import TemplateError
-
         if not self.tokenizer.chat_template:
             raise PromptError(
                 f"prompt {prompt.id!r} has messages and {self.source} has no chat template",
@@ -202,12 +200,21 @@ class Target:
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **template
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except Exception as error:  # a template is a program, and may fail like one
             raise PromptError(
                 f"prompt {prompt.id!r}: the chat template fails ({error})",
                 do="check its messages and --chat-template-kwargs",
             ) from error
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._tokenized(prompt, text, add_special_tokens=False)
+
+    def _tokenized(self, prompt: Prompt, text: str, **how: bool) -> list[int]:
+        try:
+            return list(self.tokenizer(text, **how)["input_ids"])
+        except Exception as error:  # whatever an odd tokenizer's settings lead to
+            raise PromptError(
+                f"prompt {prompt.id!r}: the tokenizer of {self.source} fails ({error})",
+                do="check its tokenizer_config.json",
+            ) from error
 
     def decode(self, ids: list[int]) -> str | None:
         """Text of token ids, special tokens left out; None without a tokenizer."""
@@ -373,16 +380,21 @@ def _spread(
 
 def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) -> Any:
     import transformers
-    from safetensors import SafetensorError
 
     try:
-        config = transformers.AutoConfig.from_pretrained(source)
+        # Said outright: otherwise transformers asks whether to run the code that a folder brings.
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        _refuse_fetched_code(source, config)
         name = (getattr(config, "architectures", None) or [""])[0]
-        kind: Any = getattr(transformers, name, transformers.AutoModelForCausalLM)
+        kind: Any = getattr(transformers, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            kind = transformers.AutoModelForCausalLM
         model, loading = kind.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, **placing
+            source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **placing
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except BadInput:
+        raise
+    except Exception as error:  # transformers raises whatever an odd configuration leads to
         lines = str(error).strip().splitlines()
         raise BadInput(
             f"{source} cannot be loaded ({lines[0] if lines else type(error).__name__})",
@@ -398,6 +410,19 @@ def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) 
             "a complete checkpoint",
         )
     return model
+
+
+def _refuse_fetched_code(source: StrPath, config: Any) -> None:
+    """An attention called ``owner/name`` is code that transformers would fetch and run."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part in parts:
+        found = str(getattr(part, "_attn_implementation", None))
+        if "/" in found:
+            raise BadInput(
+                f"{source} wants code from elsewhere for its attention ({found})",
+                "an attention that is transformers' own",
+                "remove attn_implementation from its config.json",
+            )
 
 
 @contextmanager
@@ -428,11 +453,12 @@ def load_tokenizer(source: StrPath) -> Any:
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
+        own = folder / "tokenizer.json"
+        if own.is_file() and not (folder / "tokenizer_config.json").is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(own))
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises nothing more special
         lines = str(error).strip().splitlines()
         raise BadInput(
             f"the tokenizer of {source} cannot be loaded ({lines[0] if lines else error!r})",

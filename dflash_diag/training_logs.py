@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_diag.errors import BadInput
 from dflash_diag.metric_names import phase_of, read_name, split_group
-from dflash_diag.storage import StrPath
+from dflash_diag.storage import StrPath, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,14 +148,7 @@ def _tensorboard(folder: Path, files: Iterable[Path]) -> Iterator[Row]:
 
 
 def _text(path: Path) -> tuple[str, list[Row]]:
-    try:
-        text = path.read_text("utf-8-sig")
-    except FileNotFoundError as error:
-        raise BadInput(f"no such file: {path}", _EXPECTED) from error
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror})", _EXPECTED) from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not text (byte {error.start})", _EXPECTED) from error
+    text = read_text(path, _EXPECTED)
     if "\0" in text:
         raise BadInput(f"{path} is not text (a zero byte)", _EXPECTED)
     if not text.strip():

@@ -29,11 +29,14 @@ from safetensors.numpy import load_file
 from dflash_diag.bundle import CapturedPrompt
 from dflash_diag.errors import BadInput
 from dflash_diag.masks import PADDING
+from dflash_diag.storage import read_text
 
 TRAIN, VALIDATION = "train", "validation"
 NAMES = {"train": TRAIN, "training": TRAIN}
 NAMES |= dict.fromkeys(("validation", "valid", "val", "eval", "test", "heldout"), VALIDATION)
 """What a split's file may be called."""
+MOST = 2**62
+"""No token and no position is larger."""
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
 
@@ -112,6 +115,9 @@ def _files(path: Path) -> dict[str, Path]:
             f"--training-sequences {path}: no sequences there",
             "a .safetensors or .jsonl file, or a folder with train and validation of them",
         )
+    for file in named.values():
+        if not file.is_file():  # left out silently, it would leave fewer texts
+            raise BadInput(f"{file} is no file", "a .safetensors or .jsonl file")
     return named
 
 
@@ -125,7 +131,8 @@ def _split(file: Path) -> Split:
 def _of_safetensors(file: Path) -> Iterator[dict[str, Any]]:
     try:
         columns = load_file(file)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError, TypeError, KeyError) as error:
+        # The last three for types that numpy does not have.
         raise BadInput(f"{file} cannot be read ({error})", "a safetensors file") from error
     names = {"anchors": "anchors", "documents": "documents", "anchor_seed": "anchor_seed"}
     names |= {"tokens": "tokens", "prefix": "prefix", "loss_mask": "loss_mask"}
@@ -140,12 +147,12 @@ def _of_safetensors(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_jsonl(file: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(file.read_text("utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(read_text(file, "a .jsonl file").split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"{file}, line {number} is no JSON", '{"tokens": [...], ...}') from error
         if not isinstance(row, dict):
             raise BadInput(f"{file}, line {number} is no JSON object", '{"tokens": [...], ...}')
@@ -163,12 +170,16 @@ def _documents(row: Mapping[str, Any], index: int, where: str) -> Iterator[Train
     tokens, learned, prefix = _checked(row, where)
     n = len(tokens)
     documents = _numbers(row, "documents", n, where, default=np.zeros(n, np.int64))
-    anchors = None if row.get("anchors") is None else np.asarray(row["anchors"], np.int64)
+    anchors = None
+    if row.get("anchors") is not None and np.size(row["anchors"]):
+        anchors = _numbers(row, "anchors", None, where)
+    elif row.get("anchors") is not None:
+        anchors = np.zeros(0, np.int64)
     if anchors is not None and not ((anchors >= 0) & (anchors < n)).all():
         raise BadInput(
             f"{where}: an anchor outside of the {n} tokens", f"anchors from 0 to {n - 1}"
         )
-    seed = row.get("anchor_seed")
+    seed = _whole(row, "anchor_seed", where)
     for name in dict.fromkeys(documents[documents != PADDING].tolist()):
         at = np.flatnonzero(documents == name)
         start, end = int(at[0]), int(at[-1]) + 1
@@ -190,22 +201,32 @@ def _documents(row: Mapping[str, Any], index: int, where: str) -> Iterator[Train
             start=start,
             row_length=n,
             anchors=own,
-            seed=None if seed is None else int(seed),
+            seed=seed,
         )
 
 
 def _checked(row: Mapping[str, Any], where: str) -> tuple[Positions, Mask, int]:
     """Tokens, loss mask and prefix of one row."""
     tokens = _numbers(row, "tokens", None, where)
-    given, prefix = row.get("loss_mask"), row.get("prefix")
+    given, prefix = row.get("loss_mask"), _whole(row, "prefix", where)
     if given is None and prefix is None:
         raise BadInput(f"{where} has no prefix and no loss_mask", "one of the two")
-    learned = np.arange(len(tokens)) >= (0 if prefix is None else int(prefix))
+    learned = np.arange(len(tokens)) >= (0 if prefix is None else prefix)
     if given is not None:
         learned = _numbers(row, "loss_mask", len(tokens), where).astype(bool)
     if not learned.any():
         raise BadInput(f"{where}: nothing in it is learned", "a token that the loss mask keeps")
-    return tokens, learned, int(np.flatnonzero(learned)[0] if prefix is None else prefix)
+    return tokens, learned, int(np.flatnonzero(learned)[0]) if prefix is None else prefix
+
+
+def _whole(row: Mapping[str, Any], name: str, where: str) -> int | None:
+    """A whole number from 0, if it is there."""
+    value = row.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
+        raise BadInput(f"{where}: {name} is {value!r:.40}", "a whole number from 0")
+    return int(value)
 
 
 def _numbers(
@@ -220,7 +241,8 @@ def _numbers(
     try:
         found = np.asarray(row.get(name))
         whole = found.ndim == 1 and len(found) > 0 and found.dtype.kind in "iub"
-    except ValueError:
+        whole = whole and not (found > MOST).any()
+    except (ValueError, OverflowError):
         whole = False
     if not whole or (length is not None and len(found) != length):
         wanted = f"{length} whole numbers" if length else "a list of whole numbers, not empty"

@@ -107,6 +107,9 @@ def read_checkpoint(
         return _read_raw(path, weights[0], config)
     except PermissionError as error:
         raise CheckpointError(f"{error.filename} cannot be read: permission denied") from error
+    except OSError as error:  # a link to itself, a device, a disk that fails
+        why = error.strerror or str(error)
+        raise CheckpointError(f"{path} cannot be read ({why})", "a checkpoint") from error
 
 
 def _weights_in(folder: Path) -> tuple[Path, ...]:
@@ -138,12 +141,12 @@ def _weights_in(folder: Path) -> tuple[Path, ...]:
 def _shards(index: Path) -> tuple[Path, ...]:
     content = _json_object(index)
     weight_map = content.get("weight_map")
-    shards = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    if not shards or not all(isinstance(s, str) and Path(s).name == s for s in shards):
+    named = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not named or not all(isinstance(s, str) and Path(s).name == s for s in named):
         raise CheckpointError(
             f"{index} lists no usable shards", "weight_map with names of files beside it"
         )
-    paths = tuple(index.parent / name for name in sorted(shards))
+    paths = tuple(index.parent / name for name in sorted(set(named)))
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         raise CheckpointError(

@@ -147,7 +147,7 @@ def test_binary_missing_and_folders_are_bad_input(tmp_path):
     path = tmp_path / "log.bin"
     path.write_bytes(bytes(range(256)))
     for one, said in (
-        (path, "not text"),
+        (path, "not UTF-8 text"),
         (tmp_path / "no", "no such file"),
         (tmp_path, "holds no"),
     ):

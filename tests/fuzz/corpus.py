@@ -1,0 +1,543 @@
+"""Kinds of input: a small valid one of each, made of the tiny world, and the code that reads it.
+
+A reader does with an input what a user would have done with it: it opens it, looks at all of it and
+writes down what it found. It may end in `DiagError`; anything else is a fault.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import tiny_world
+import torch
+from safetensors.torch import save_file
+
+from dflash_diag import servers, storage
+from dflash_diag.bundle import Capture, manifest_text
+from dflash_diag.checkpoints import load_drafter, training_step
+from dflash_diag.claims import read_log
+from dflash_diag.config import RunConfig
+from dflash_diag.errors import DiagError
+from dflash_diag.history import Row, append, frame, read_history
+from dflash_diag.prompts import read_prompts
+from dflash_diag.references import check_served, read_served
+from dflash_diag.runs import Reading, Run
+from dflash_diag.training_logs import read_training_log
+from dflash_diag.training_sequences import AnchorRule, check_ids, draw_anchors
+from dflash_diag.training_sequences import read_training_sequences as read_sequences
+
+G = 12
+"""Tokens of a continuation."""
+FACTS = {"hidden_size": 32, "vocab_size": tiny_world.VOCABULARY, "n_layers": 4}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of input."""
+
+    name: str
+    share: int
+    """Of a run's inputs, in relation to the other kinds."""
+    write: Callable[[Path, Path], Path]
+    """From the world and an empty folder to the path that is read, in that folder."""
+    read: Callable[[Path, Path, Path], None]
+    """Takes the path, the world and a folder to write into."""
+    parts: tuple[str, ...] = ("**/*",)
+    """Globs of the files that are mutated, where the input is a folder."""
+    mend: Callable[[Path, Path], None] | None = None
+    """Makes checksums right again, so that what stands behind them is reached."""
+    spared: frozenset[str] = frozenset()
+    """Mutations that make no sense for it."""
+
+
+def write_world(folder: Path) -> Path:
+    """Target, drafters, prompts and a capture."""
+    from dflash_diag.capture import make_capture
+
+    tiny_world.write_world(folder)
+    prompts = read_prompts(folder / "prompts.jsonl")
+    make_capture(str(folder / "target"), prompts, folder / "capture", max_new_tokens=G, silent=True)
+    return folder
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def _drafter(world: Path, to: Path) -> Path:
+    shutil.copytree(world / "drafter", to / "drafter")
+    arguments = {"lr": 1e-3, "anchors": 64, "loss": {"gamma": 7.0}, "out": "/x"}
+    (to / "drafter" / "training_args.json").write_text(json.dumps(arguments))
+    return to / "drafter"
+
+
+def _weights(world: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(world / "drafter" / "model.safetensors")
+
+
+def _shards(world: Path, to: Path) -> Path:
+    folder, weights = to / "shards", _weights(world)
+    folder.mkdir()
+    names = sorted(weights)
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    halves = dict(zip(files, (names[::2], names[1::2]), strict=True))
+    for file, held in halves.items():
+        save_file({name: weights[name] for name in held}, folder / file)
+    weight_map = {name: file for file, held in halves.items() for name in held}
+    index = json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(index)
+    shutil.copy(world / "drafter" / "config.json", folder)
+    return folder
+
+
+def _training_file(world: Path, to: Path) -> Path:
+    import argparse
+
+    weights = {f"module.{name}": tensor for name, tensor in _weights(world).items()}
+    content = {
+        "model": weights,
+        "optimizer": {"state": {0: {"exp_avg": torch.zeros(4, 5)}}, "param_groups": [{"lr": 0.1}]},
+        "step": 8000,
+        "args": argparse.Namespace(lr=1e-3, out=Path("/x")),
+        "config": json.loads((world / "drafter" / "config.json").read_text()),
+    }
+    torch.save(content, to / "step_8000.pt")
+    return to / "step_8000.pt"
+
+
+def read_drafter(path: Path, world: Path, out: Path) -> None:
+    """A drafter before it is scored: opened, compared with the target, loaded, written down."""
+    reading = Reading.read(str(path))
+    reading.check(FACTS)
+    checkpoint = reading.checkpoint
+    training_step(checkpoint)
+    about = [checkpoint.files, checkpoint.config, checkpoint.extra, reading.convention.to_json()]
+    storage.write_json(out / "about.json", about)
+    load_drafter(checkpoint, reading.convention, strict=False)
+
+
+def audit_drafter(path: Path, world: Path, out: Path) -> None:
+    """What a report says of a drafter's files."""
+    config = RunConfig(drafter=str(path), capture=str(world / "capture"), out=str(out))
+    Run.open(config, strict=False).static("drafter")
+
+
+def score(path: Path, world: Path, out: Path) -> None:
+    """The verb ``score`` on a drafter, or on a capture."""
+    from dflash_diag import views
+
+    drafter, capture = path, world / "capture"
+    if (path / "capture.json").exists() or path.name == "capture":
+        drafter, capture = world / "drafter", path
+    run = Run.open(RunConfig(drafter=str(drafter), capture=str(capture), out=str(out)))
+    storage.write_json(out / "score.json", run.metrics("drafter"))
+    shown = views.score_text(run)
+    assert all(line.isprintable() for line in shown.split("\n")), shown
+
+
+# --- captures -------------------------------------------------------------------------------------
+
+
+def _capture(world: Path, to: Path) -> Path:
+    shutil.copytree(world / "capture", to / "capture")
+    return to / "capture"
+
+
+def mend_capture(path: Path, changed: Path) -> None:
+    """The manifest of a capture, made again with the new hash of one file."""
+    manifest = path / "manifest.json"
+    if changed == manifest or not (manifest.is_file() and changed.is_file()):
+        return
+    if changed.is_symlink() or changed.stat().st_size > 2**26:
+        return
+    try:
+        files = dict(json.loads(manifest.read_text())["files"])
+    except (ValueError, KeyError, TypeError, RecursionError):  # changed before
+        return
+    files[changed.relative_to(path).as_posix()] = storage.sha256_file(changed)
+    manifest.write_bytes(manifest_text(files).encode("utf-8", "surrogatepass"))
+
+
+def read_capture(path: Path, world: Path, out: Path) -> None:
+    """All that a capture holds."""
+    capture = Capture.load(path)
+    for i, prompt in enumerate(capture.prompts):
+        capture.tokens(i), capture.continuation(i), capture.rows(i)
+        states = capture.states(i, capture.layer_ids)
+        capture.positions(i), capture.top_choices(i)
+        capture.index(prompt.id)
+        capture.final_norm(states)
+    assert capture.embedding.ndim == capture.head.ndim == 2
+    _ = capture.max_new_tokens, capture.reference, capture.thinned
+    storage.write_json(out / "facts.json", capture.target_facts)
+    storage.write_json(out / "ids.json", [prompt.id for prompt in capture.prompts])
+
+
+def _dump(world: Path, to: Path) -> Path:
+    path = to / "dump.safetensors"
+    made = Capture.load(world / "capture", verify=False)
+    tensors = {"tokens": made.tokens(0), "hidden_states": made.states(0, made.layer_ids)}
+    tensors |= {"layer_ids": torch.tensor(made.layer_ids)}
+    save_file(tensors, path, metadata={"n_prompt_tokens": "3", "id": "first"})
+    return path
+
+
+def _torch_dump(world: Path, to: Path) -> Path:
+    path = to / "dump.pt"
+    made = Capture.load(world / "capture", verify=False)
+    states = made.states(0, made.layer_ids)
+    content = {
+        "input_ids": made.tokens(0),
+        "loss_mask": (torch.arange(len(states)) >= 3).long(),
+        "hidden_states": list(states.unbind(1)),
+        "metadata": {"layer_ids": list(made.layer_ids)},
+    }
+    torch.save(content, path)
+    return path
+
+
+def read_dump(path: Path, world: Path, out: Path) -> None:
+    """A capture made by other code, with what the target lends it."""
+    capture = Capture.load(path, target=world / "target")
+    _read_lent(capture)
+
+
+def _read_lent(capture: Capture) -> None:
+    for i in range(len(capture)):
+        capture.tokens(i), capture.continuation(i)
+        capture.final_norm(capture.states(i, capture.layer_ids))
+    assert capture.embedding.ndim == capture.head.ndim == 2
+
+
+def _target(world: Path, to: Path) -> Path:
+    shutil.copytree(world / "target", to / "target")
+    return to / "target"
+
+
+def read_lent(path: Path, world: Path, out: Path) -> None:
+    """Another target's folder, whose tensors a capture made by other code borrows."""
+    dump = _dump(world, out)
+    _read_lent(Capture.load(dump, target=path))
+
+
+def load_target(path: Path, world: Path, out: Path) -> None:
+    """A target as transformers loads it, with its tokenizer."""
+    from dflash_diag.prompts import Prompt
+    from dflash_diag.targets import load_target
+
+    load_target(str(path)).encode(Prompt(id="a", text="def f(x):"))
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def _prompts(world: Path, to: Path) -> Path:
+    lines = [
+        {"id": "a", "text": "def f(x):\n    return", "kind": "code"},
+        {"id": "b", "messages": [{"role": "user", "content": "hello"}]},
+        {"id": "c", "prompt_ids": [1, 2, 3]},
+    ]
+    return _lines(to / "prompts.jsonl", lines)
+
+
+def _lines(path: Path, rows: list[Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+def read_prompt_file(path: Path, world: Path, out: Path) -> None:
+    """Prompts, written down again."""
+    storage.write_json(out / "prompts.json", [one.to_json() for one in read_prompts(path)])
+
+
+def _served(world: Path, to: Path) -> Path:
+    rows = [{"id": f"p{i}", "output_ids": list(range(3, 9))} for i in range(2)]
+    return _lines(to / "served.jsonl", [*rows, {"id": "p2", "text": "hello"}])
+
+
+def read_served_output(path: Path, world: Path, out: Path) -> None:
+    """A server's output, compared with a capture."""
+    found = [one for one in read_served(path) if one.text is None]
+    lossless = check_served(Capture.load(world / "capture", verify=False), found)
+    storage.write_json(out / "lossless.json", [vars(one) for one in lossless.mismatches])
+
+
+_METRICS = ("train/accuracy", "train/streak", "eval/dds8", "loss")
+
+
+def _log_rows() -> list[dict[str, Any]]:
+    return [
+        {"step": 10 * i, **{name: 0.1 * i + k for k, name in enumerate(_METRICS)}}
+        for i in range(1, 8)
+    ]
+
+
+def _csv_log(world: Path, to: Path) -> Path:
+    path = to / "log.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["step", *_METRICS])
+        writer.writeheader()
+        writer.writerows(_log_rows())
+    return path
+
+
+def _wandb_chart(world: Path, to: Path) -> Path:
+    path = to / "chart.csv"
+    names = [f"run{r} - dds8{end}" for r in (1, 2) for end in ("", "__MIN", "__MAX")]
+    lines = [",".join(f'"{name}"' for name in ["Step", *names])]
+    lines += [",".join(f'"{i + k / 10}"' for k in range(7)) for i in range(6)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def _json_lines_log(world: Path, to: Path) -> Path:
+    return _lines(to / "log.jsonl", _log_rows())
+
+
+def _wandb_history(world: Path, to: Path) -> Path:
+    rows = [{"_step": row["step"], "_runtime": 1.5, **row} for row in _log_rows()]
+    return _lines(to / "history.jsonl", rows)
+
+
+def _trainer_state(world: Path, to: Path) -> Path:
+    path = to / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": _log_rows(), "global_step": 70}))
+    return path
+
+
+def _events(world: Path, to: Path) -> Path:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(to / "events")) as writer:
+        for row in _log_rows():
+            for name in _METRICS:
+                writer.add_scalar(name, row[name], row["step"])
+    return to / "events"
+
+
+def read_a_log(path: Path, world: Path, out: Path) -> None:
+    """A training's log, as tables and as claims."""
+    log = read_training_log(path)
+    log.summary().to_csv(out / "summary.csv")
+    for group in log.groups():
+        log.table(group)
+    for line in read_log(log):
+        storage.write_json(out / "line.json", [str(claim) for claim in line.claims])
+
+
+def _sequences_json(world: Path, to: Path) -> Path:
+    (to / "sequences").mkdir()
+    rows: list[dict[str, Any]] = [{"tokens": list(range(5, 25)), "prefix": 6} for _ in range(3)]
+    rows += [{"tokens": [7] * 12, "loss_mask": [0] * 4 + [1] * 8, "anchors": [5, 6]}]
+    rows += [{"tokens": [7] * 12, "prefix": 2, "documents": [0] * 6 + [1] * 6, "anchor_seed": 3}]
+    _lines(to / "sequences" / "train.jsonl", rows)
+    _lines(to / "sequences" / "validation.jsonl", rows[:2])
+    return to / "sequences"
+
+
+def _sequences_tensors(world: Path, to: Path) -> Path:
+    tensors = {
+        "tokens": torch.arange(60).reshape(3, 20),
+        "loss_mask": (torch.arange(60).reshape(3, 20) % 20 > 5).to(torch.uint8),
+        "documents": (torch.arange(60).reshape(3, 20) % 20 > 11).long(),
+        "anchors": torch.tensor([[6, 7], [8, 9], [10, 11]]),
+        "anchor_seed": torch.tensor([1, 2, 3]),
+    }
+    save_file(tensors, to / "train.safetensors")
+    return to / "train.safetensors"
+
+
+def read_texts(path: Path, world: Path, out: Path) -> None:
+    """What a drafter trained on, and the anchors that its trainer would draw."""
+    splits = read_sequences(path)
+    check_ids(splits, tiny_world.VOCABULARY)
+    for split in splits.values():
+        draw_anchors(split, AnchorRule(count=4), 5, 0)
+
+
+def _history(world: Path, to: Path) -> Path:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    row = Row(
+        run_id="a",
+        name="step_1",
+        checkpoint="/x/step_1",
+        step=1,
+        written=now,
+        finished=now,
+        verdict="pass",
+        cause="",
+        tau_walked=2.0,
+        tau_walked_lo=1.0,
+        tau_walked_hi=3.0,
+        tau_uniform=2.0,
+        n_prompts=2,
+        capture="c",
+        out="runs/a",
+        ids=("p0", "p1"),
+        tokens=(6, 8),
+        rounds=(3, 4),
+    )
+    append(to / "history.parquet", row)
+    append(to / "history.parquet", replace(row, run_id="b", step=None))
+    return to / "history.parquet"
+
+
+def read_a_history(path: Path, world: Path, out: Path) -> None:
+    """A watched folder's history."""
+    rows = read_history(path)
+    frame(rows)
+    for row in rows:
+        _ = row.tau, row.side
+
+
+def _options(world: Path, to: Path) -> Path:
+    path = to / "options.json"
+    options = {
+        "target": str(world / "target"),
+        "prompts": str(world / "prompts.jsonl"),
+        "max_new_tokens": G,
+        "drafter": str(world / "drafter"),
+        "overrides": ["rope_theta=1e6", "block_size=5", "context_bound=inclusive"],
+        "claims": ["dds8=3.58", "eval/accuracy=0.7"],
+        "chat_template_kwargs": '{"enable_thinking": false}',
+        "against": "torch/bfloat16",
+        "server_timeout": 3.5,
+        "device": "cpu",
+        "draws": 400,
+        "seed": 3,
+    }
+    path.write_text(json.dumps(options))
+    return path
+
+
+def read_options(path: Path, world: Path, out: Path) -> None:
+    """Options of a run. The file itself is no input of ours."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError, OSError):
+        return
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if key != "step"}
+        Run.open(RunConfig.read({**values, "out": str(out)}), strict=False)
+
+
+# --- a server's answers ---------------------------------------------------------------------------
+
+
+def _answers(world: Path, to: Path) -> Path:
+    """What a server says, request by request: its models, a page, and completions."""
+    (to / "answers").mkdir()
+    choice = {"index": 0, "finish_reason": "length", "text": "ab", "token_ids": [65, 66]}
+    pages = {
+        "models": {"data": [{"id": "tiny", "owned_by": "vllm"}]},
+        "version": {"version": "1.2"},
+        "completion": {
+            "model": "tiny",
+            "choices": [choice],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        },
+    }
+    for name, page in pages.items():
+        (to / "answers" / f"{name}.json").write_text(json.dumps(page))
+    (to / "answers" / "head.http").write_bytes(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nRetry-After: 0\r\n"
+    )
+    return to / "answers"
+
+
+def ask(path: Path, world: Path, out: Path) -> None:
+    """Ask a server that gives these answers for a continuation."""
+    asked = servers.Asked("p0", (1, 2, 3), "abc", 2, tiny_world.VOCABULARY, frozenset({0}))
+    with Serving(path) as port, servers.Server(f"http://127.0.0.1:{port}", timeout=1.5) as server:
+        server.open(asked)
+        found = server.complete(asked)
+        storage.write_json(out / "served.json", {**found.to_json(), **server.facts()})
+
+
+class Serving:
+    """A socket that answers every request with the bytes of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> int:
+        self.thread.start()
+        return int(self.socket.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.thread.join(5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    connection.settimeout(1)
+                    self._answer(connection)
+                except OSError:
+                    continue
+
+    def _answer(self, connection: socket.socket) -> None:
+        request = connection.recv(2**16)
+        names = {b"/v1/models": "models", b"/version": "version", b"_info": "version"}
+        name = next((n for path, n in names.items() if path in request[:60]), "completion")
+        body = self._bytes(f"{name}.json")
+        head = self._bytes("head.http")
+        if b"Content-Length" not in head:
+            head += b"Content-Length: %d\r\n" % len(body)
+        connection.sendall(head + b"Connection: close\r\n\r\n" + body)
+
+    def _bytes(self, name: str) -> bytes:
+        file = self.folder / name
+        return file.read_bytes() if file.is_file() else b""
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("checkpoint folder", 16, _drafter, read_drafter),
+        Kind("sharded checkpoint", 4, _shards, read_drafter),
+        Kind("training file", 18, _training_file, read_drafter),
+        Kind("static audit", 2, _drafter, audit_drafter),
+        Kind("capture", 16, _capture, read_capture, mend=mend_capture),
+        Kind("dump, safetensors", 5, _dump, read_dump),
+        Kind("dump, torch.save", 8, _torch_dump, read_dump),
+        Kind("target that lends", 4, _target, read_lent, ("config.json", "*.safetensors")),
+        Kind("prompts", 8, _prompts, read_prompt_file),
+        Kind("served output", 4, _served, read_served_output),
+        Kind("log, CSV", 3, _csv_log, read_a_log),
+        Kind("log, W&B chart", 2, _wandb_chart, read_a_log),
+        Kind("log, JSON lines", 3, _json_lines_log, read_a_log),
+        Kind("log, W&B history", 2, _wandb_history, read_a_log),
+        Kind("log, trainer's state", 2, _trainer_state, read_a_log),
+        Kind("log, TensorBoard", 3, _events, read_a_log),
+        Kind("training sequences, JSON lines", 3, _sequences_json, read_texts),
+        Kind("training sequences, safetensors", 3, _sequences_tensors, read_texts),
+        Kind("history", 4, _history, read_a_history),
+        Kind("options", 3, _options, read_options),
+        Kind("a server's answers", 4, _answers, ask, spared=frozenset({"file"})),
+        Kind("score, drafter", 1, _drafter, score),
+        Kind("score, capture", 1, _capture, score, mend=mend_capture),
+        Kind("target", 1, _target, load_target),
+    )
+}
+"""In the order of the table."""
+
+__all__ = ["KINDS", "DiagError", "Kind", "write_world"]
