@@ -202,7 +202,7 @@ def alone(path: StrPath, *, timeout: float = -1) -> BaseFileLock:
 def kept_alone(out: StrPath) -> Iterator[None]:
     """Keep other processes of this machine out of an output folder, which need not be there yet.
 
-    What a process that was killed left half-written there is removed once it is a day old.
+    What a process that was killed left half-written there is removed, see `sweep`.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def kept_alone(out: StrPath) -> Iterator[None]:
 
     try:
         with alone(out, timeout=0):
-            _sweep(Path(out))
+            sweep(Path(out))
             yield
     except Timeout as error:
         raise OutputError(
@@ -221,8 +221,12 @@ def kept_alone(out: StrPath) -> Iterator[None]:
         ) from error
 
 
-def _sweep(out: Path) -> None:
-    """Remove old unfinished files and folders from ``out`` and from the folders in it."""
+def sweep(out: Path) -> None:
+    """Remove from ``out``, and from the folders in it, what a killed process left half-written.
+
+    Only what is a day old: until then it may belong to a process that does not ask who else is
+    there, a notebook say.
+    """
     old = time.time() - _LEFT_S
     for path in [*out.glob(".*"), *out.glob("*/.*")]:
         with suppress(OSError):  # whoever else removes it, or keeps it from us

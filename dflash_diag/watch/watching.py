@@ -171,6 +171,7 @@ class Watching:
     def _alone(self) -> Iterator[None]:
         try:
             with storage.alone(self.out, timeout=0):
+                storage.sweep(self.out)
                 yield
         except Timeout as error:
             raise OutputError(

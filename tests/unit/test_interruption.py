@@ -47,7 +47,7 @@ def undisturbed(spawner, world, tmp_path_factory):
             assert code == 0, stage.said()
             seconds = time.monotonic() - start
             known[name] = (seconds, killing.kept(stage), killing.pages(stage))
-        shutil.rmtree(stage.out)
+        shutil.rmtree(stage.out, ignore_errors=True)
         return stage, *known[name]
 
     return run
@@ -136,6 +136,37 @@ def test_many_at_once_leave_what_one_leaves(undisturbed, spawner):
     assert_resumes(stage, spawner, numbers, pages)
 
 
+@pytest.mark.parametrize("how", ["a run", "a capture", "a watch"])
+def test_what_a_killed_process_left_goes_when_it_is_old(how, tmp_path):
+    old, young, other = (
+        tmp_path / name
+        for name in ("results/.claims.fit.0123abcd", ".a.json.0123abce", ".gitignore")
+    )
+    (old / "frame").mkdir(parents=True)
+    young.write_text("")
+    other.write_text("")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    with beginning(how, tmp_path):
+        assert not old.exists()
+    assert young.exists()
+    assert other.exists()
+
+
+def beginning(how, out):
+    """What each kind of work begins with."""
+    from dflash_diag import storage
+    from dflash_diag.config import RunConfig
+    from dflash_diag.executors import Local
+    from dflash_diag.runs import Run
+    from dflash_diag.watch.watching import Settings, Watching
+
+    config = RunConfig(out=str(out))
+    if how == "a watch":
+        return Watching(config, Settings(where=str(out), out=out), Local(1))._alone()
+    return storage.kept_alone(out) if how == "a capture" else Run(config, [], config).alone()
+
+
 # --- full disks -----------------------------------------------------------------------------------
 
 
@@ -184,7 +215,6 @@ def test_a_full_disk_is_one_line_and_a_roomy_one_completes(
     for share in (0.0, 0.3, 0.8):
         disk(max(4096, int(share * room)))
         assert_full(on, on.start(spawner).wait())
-        on.log.unlink()
     disk(64 * 2**20)
     assert_resumes(on, spawner, numbers, pages)
 
@@ -233,7 +263,7 @@ def test_the_history_outlives_a_full_disk(tmp_path, disk):
 @pytest.mark.parametrize("name", ["capture", "score"])
 def test_a_limit_of_a_files_size_is_one_line(name, undisturbed, spawner):
     stage, _, numbers, pages = undisturbed(name)
-    for largest in (10, 3000, 12000):
+    for largest in (1500, 6000, 12000):
         code = stage.start(spawner, largest=largest).wait()
         assert code == 2, stage.said()
         assert "files may not grow that large" in last_line(stage)
