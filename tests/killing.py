@@ -28,10 +28,16 @@ TIMES = {"times", "finished", "started", "written", "since"}
 
 
 class Spawner:
-    """Starts verbs of the command line, each as a process of its own that can be killed."""
+    """Starts verbs of the command line, each as a process of its own that can be killed.
 
-    def __init__(self) -> None:
-        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
+    Parameters
+    ----------
+    more
+        Environment variables of theirs.
+    """
+
+    def __init__(self, **more: str) -> None:
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", **more}
         environment |= {"DFLASH_DIAG_PROGRESS": "silent", "PYTHONPATH": str(TESTS.parent)}
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -125,6 +131,7 @@ def stages(
         "capture": (*given, *drafter),
         "score": (*captured, "--json", str(folder / "score.json")),
         "report": (*given, *drafter),
+        "doctor": (*given, *drafter),
         "watch": (f"{world}/watched", *watch),
     }
     how = {"report": {"pages": list(pages)}, "watch": {"stand_ins": True}}
