@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from dflash_diag.diagnostics.base import DRAFTER
@@ -61,15 +62,26 @@ def ahead(run: Run) -> Iterator[None]:
                 yield
             finally:
                 process.kill()
+                _close(process)
     finally:
         torch.set_num_threads(threads)
 
 
 def _tell(process: subprocess.Popen[str], text: str) -> None:
-    """Hand over the configuration, unless the process has ended before it could be read."""
+    """Hand over the configuration, unless the process has ended before it could be read.
+
+    The pipe stays open: that it closes tells the process that this one has ended, however it did.
+    """
     if process.stdin is not None:
-        with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(text)
+        with suppress(BrokenPipeError):
+            process.stdin.write(f"{text}\n")
+            process.stdin.flush()
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def _is_worth_it(run: Run) -> bool:
@@ -87,11 +99,22 @@ def _is_worth_it(run: Run) -> bool:
 
 
 def main() -> None:
-    """What the second process does: the run on standard input, opened again."""
+    """What the second process does: the run on standard input's first line, opened again.
+
+    It ends when that is closed.
+    """
     from dflash_diag.config import RunConfig
     from dflash_diag.runs import Run
 
-    Run.open(RunConfig.model_validate_json(sys.stdin.read())).alignment()
+    given = RunConfig.model_validate_json(sys.stdin.readline())
+    Thread(target=_end_with_the_first, daemon=True).start()
+    Run.open(given).alignment()
+
+
+def _end_with_the_first() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # a blocked `sys.stdin.read` would hinder our own end
+        pass
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from dflash_diag.storage import (
     atomic_file,
     atomic_write,
     content_key,
+    kept_alone,
     make_dir,
     output_errors,
     read_json,
@@ -164,13 +165,32 @@ def make_capture(
         request["keep_rows"] = keep_rows
     if reference is not None:
         request["reference"] = reference.identity()
-    facts = target.facts()
     encoded = [t.prompt_ids for t in texts]
-    key = content_key(SCHEMA, request, facts, [p.to_json() for p in prompts], encoded)
-    existing = _existing(out, key)
-    if existing is not None:
+    key = content_key(SCHEMA, request, target.facts(), [p.to_json() for p in prompts], encoded)
+    if (existing := _existing(out, key)) is not None:
         return existing
-    work = _open_work(out, key)
+    with kept_alone(out):
+        if (existing := _existing(out, key)) is not None:  # another process has just ended
+            return existing
+        work = _open_work(out, key)
+        _make(work, out, target, prompts, texts, plan, request, key, reference, silent=silent)
+    return Capture.load(out, verify=False)
+
+
+def _make(
+    work: Path,
+    out: Path,
+    target: Target,
+    prompts: Sequence[Prompt],
+    texts: Sequence[_Text],
+    plan: _Plan,
+    request: dict[str, Any],
+    key: str,
+    reference: Server | None,
+    *,
+    silent: bool,
+) -> None:
+    """Fill the folder of an unfinished run, and put it in its place."""
     try:
         if reference is not None:
             texts = _served(work, reference, target, prompts, texts, plan, request, silent=silent)
@@ -180,9 +200,9 @@ def make_capture(
             "key": key,
             **request,
             "n_prompts": len(texts),
-            "target": facts,
+            "target": target.facts(),
             # A capture that cannot be scored needs nothing that a drafter borrows.
-            "shared": {} if keep_rows is not None else _store_shared(work, out, target),
+            "shared": {} if plan.keep_rows is not None else _store_shared(work, out, target),
             "provenance": provenance.collect(given=request, device=str(target.device)),
         }
         _finish(work, len(texts), facts)
@@ -197,7 +217,6 @@ def make_capture(
         # On a full disk the half-made folder would be what fills it.
         shutil.rmtree(work, ignore_errors=True)
         raise
-    return Capture.load(out, verify=False)
 
 
 class Given(Protocol):

@@ -27,6 +27,8 @@ from dflash_diag.errors import BadInput
 GRACE_S = 30.0
 """Seconds that a command has to end by itself when it is told to stop: a notebook's cell is not
 broken off."""
+LIMIT_S = 86400.0
+"""Seconds that a command may take unless it is said otherwise."""
 _POLL_S = 0.1
 _TAIL = 2000
 
@@ -41,6 +43,8 @@ class Command:
     """What it reads on standard input."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables beside those of the machine on which it runs."""
+    limit: float = LIMIT_S
+    """Seconds after which it is ended."""
 
     @classmethod
     def python(cls, *arguments: str, log: Path, given: str = "") -> Self:
@@ -144,7 +148,7 @@ class Local:
 
 
 def execute(command: Command, stopped: Event | None = None) -> Ended:
-    """Run a command to its end, or until ``stopped``; an exception takes it along.
+    """Run a command to its end, its time's end, or until ``stopped``; an exception ends it too.
 
     It leads a process group of its own, so that a Ctrl-C reaches it through us, and once.
     """
@@ -161,17 +165,22 @@ def execute(command: Command, stopped: Event | None = None) -> Ended:
             start_new_session=True,
         ) as process:
             try:
-                output = _wait(process, command.given.encode(), stopped)
+                output = _wait(process, command.given.encode(), command.limit, stopped)
             finally:
                 _end(process)
         errors.seek(max(start, errors.seek(0, os.SEEK_END) - _TAIL))
         lines = errors.read().decode("utf-8", "replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    if output is None:
+        return Ended(process.returncode or 1, "", f"it had not ended after {command.limit:g} s")
     return Ended(process.returncode, output.decode("utf-8", "replace"), last)
 
 
-def _wait(process: subprocess.Popen[bytes], given: bytes, stopped: Event | None) -> bytes:
-    """Standard output; returns early when ``stopped``."""
+def _wait(
+    process: subprocess.Popen[bytes], given: bytes, limit: float, stopped: Event | None
+) -> bytes | None:
+    """Standard output; nothing when ``stopped``, and None when the time is over."""
+    end = time.monotonic() + limit
     # An interruption that another thread asks for is only seen between two short waits.
     rest: bytes | None = given
     while True:
@@ -181,6 +190,8 @@ def _wait(process: subprocess.Popen[bytes], given: bytes, stopped: Event | None)
             rest = None
             if stopped is not None and stopped.is_set():
                 return b""
+            if time.monotonic() > end:
+                return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dflash_diag.compare import Side
-from dflash_diag.errors import BadInput
+from dflash_diag.errors import BadInput, OutputError
 from dflash_diag.stats import Estimate
-from dflash_diag.storage import StrPath, alone, atomic_write, read_json
+from dflash_diag.storage import WAIT_S, StrPath, alone, atomic_write, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,11 +135,26 @@ def append(path: StrPath, row: Row) -> list[Row]:
     OutputError
         The file cannot be written.
     """
-    with alone(Path(path).resolve()):
+    with _written_by_us(Path(path)):
         rows = [one for one in read_history(path) if one.run_id != row.run_id]
         rows = sorted([*rows, row], key=lambda one: one.finished)
         atomic_write(path, _bytes(rows))
     return rows
+
+
+@contextmanager
+def _written_by_us(path: Path) -> Iterator[None]:
+    """Keep others from adding a row at the same time, which takes them a moment."""
+    from filelock import Timeout
+
+    try:
+        with alone(path, timeout=WAIT_S):
+            yield
+    except Timeout as error:
+        raise OutputError(
+            f"another process has been writing to {path} for {WAIT_S:.0f} s",
+            do="see what it does, or end it",
+        ) from error
 
 
 def row_of(out: StrPath, *, beside: StrPath, written: datetime, step: int | None = None) -> Row:

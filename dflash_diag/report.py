@@ -44,6 +44,8 @@ NOTEBOOKS = {
     "09_explorer": "Explorer",
 }
 """Notebooks of the report in order, and what their pages are called."""
+START_S, CELL_S = 300, 3600
+"""Seconds that a kernel may take to start, and a cell to end: it shows what is there."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STUB = re.compile(r"^(interactive|[HV]Box|Output|\w+(Slider|Progress|Dropdown))\(")
 
@@ -108,9 +110,12 @@ def execute(name: str, run: Run) -> Path:
     BadInput
         The notebook does not take a parameter that would be passed: papermill only logs that.
     DiagError
-        A cell fails.
+        A cell fails or does not end, or the kernel dies.
+    OutputError
+        The copy cannot be written.
     """
     import papermill
+    from nbclient.exceptions import CellTimeoutError
     from papermill.exceptions import PapermillExecutionError
 
     source, made = paths.notebooks_dir() / f"{name}.ipynb", run.out / "notebooks" / f"{name}.ipynb"
@@ -125,23 +130,33 @@ def execute(name: str, run: Run) -> Path:
     # ``cwd`` would move this process, while other notebooks start.
     place = {"metadata": {"path": str(Path(__file__).resolve().parents[1])}}
     try:
-        with tempfile.TemporaryDirectory(prefix="dflash-") as sockets:
+        with (
+            storage.output_errors(made),
+            tempfile.TemporaryDirectory(prefix="dflash-") as sockets,
+        ):
             papermill.execute_notebook(
                 str(source),
                 str(part),
                 parameters=parameters,
                 kernel_name="python3",
                 progress_bar=False,
+                start_timeout=START_S,
+                execution_timeout=CELL_S,
                 resources=place,
                 **_quiet_kernel(sockets),
             )
+            part.replace(made)
     except PapermillExecutionError as error:
+        part.replace(made)  # whole, with the cell that failed
         raise DiagError(
             f"{name}, cell {error.exec_count}: {error.ename}: {error.evalue}; see {made}"
         ) from error
+    except CellTimeoutError as error:
+        raise DiagError(f"{name}: a cell has not ended after {CELL_S} s") from error
+    except RuntimeError as error:
+        raise DiagError(f"{name}: its kernel died or does not answer ({error})") from error
     finally:
-        if part.exists():
-            part.replace(made)
+        part.unlink(missing_ok=True)
     return made
 
 

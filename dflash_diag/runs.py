@@ -38,7 +38,7 @@ from dflash_diag.compare_runs import beside_key, check_beside, is_run
 from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
 from dflash_diag.diagnostics.reference import doubt, doubted
-from dflash_diag.errors import BadInput, CaptureError, CheckpointError, OutputError
+from dflash_diag.errors import BadInput, CaptureError, CheckpointError
 from dflash_diag.example import EXAMPLE
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
@@ -1023,16 +1023,8 @@ class Run:
         OutputError
             Another process is at work in it.
         """
-        from filelock import Timeout
-
-        try:
-            # The folder must not come into being before all input is known to be good.
-            with storage.alone(self.out, timeout=0):
-                yield
-        except Timeout as error:
-            raise OutputError(
-                f"another process is writing to {self.out}", do="wait for it, or give another --out"
-            ) from error
+        with storage.kept_alone(self.out):
+            yield
 
     def table(self, *ids: str) -> pd.DataFrame:
         """Verdict, question and answer of some diagnostics, or of all."""

@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from dflash_diag.deadlines import within
 from dflash_diag.errors import BadInput, Interrupted
 
 if TYPE_CHECKING:
@@ -400,23 +401,16 @@ class Server:
         """One request, done within ``limit`` seconds: the answer's JSON value."""
         import httpx
 
-        end, content = time.monotonic() + limit, bytearray()
-        times = httpx.Timeout(limit, connect=min(limit, _CONNECT_S))
         try:
-            with self._http.stream(method, self.url + path, json=body, timeout=times) as response:
-                for piece in response.iter_bytes():
-                    content += piece
-                    if len(content) > _LARGEST:
-                        raise _Odd(f"an answer of more than {_LARGEST} bytes")
-                    if time.monotonic() > end:
-                        raise _Again(f"no whole answer within {limit:.3g} s")
-        except httpx.TimeoutException as error:
+            status, headers, content = within(
+                limit + _CONNECT_S, lambda: self._exchanged(method, path, limit, body)
+            )
+        except (httpx.TimeoutException, TimeoutError) as error:
             raise _Again(f"no answer within {limit:.3g} s") from error
         except httpx.TransportError as error:
             raise _Again(f"{error}" or type(error).__name__) from error
         except httpx.HTTPError as error:
             raise _Odd(f"{error}" or type(error).__name__) from error
-        status = response.status_code
         if status in (401, 403):
             raise ServerError(
                 f"{self.url} wants another key (status {status})",
@@ -425,7 +419,7 @@ class Server:
         if status == 500:
             raise _Failed(_said(status, content))
         if status in _PASSING:
-            pause = _retry_after(response.headers.get("retry-after"))
+            pause = _retry_after(headers.get("retry-after"))
             wait = f", to be asked again in {pause:.0f} s" if pause else ""
             raise _Again(_said(status, content) + wait, pause)
         if status in _NOT_SPOKEN:
@@ -436,6 +430,23 @@ class Server:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
             raise _Odd("an answer that is not JSON") from error
+
+    def _exchanged(
+        self, method: str, path: str, limit: float, body: Any
+    ) -> tuple[int, httpx.Headers, bytearray]:
+        """Status, headers and content of an answer, read piece by piece until the time is up."""
+        import httpx
+
+        end, content = time.monotonic() + limit, bytearray()
+        times = httpx.Timeout(limit, connect=min(limit, _CONNECT_S))
+        with self._http.stream(method, self.url + path, json=body, timeout=times) as response:
+            for piece in response.iter_bytes():
+                content += piece
+                if len(content) > _LARGEST:
+                    raise _Odd(f"an answer of more than {_LARGEST} bytes")
+                if time.monotonic() > end:
+                    raise _Again(f"no whole answer within {limit:.3g} s")
+        return response.status_code, response.headers, content
 
     @property
     def _http(self) -> httpx.Client:

@@ -15,9 +15,10 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -34,6 +35,7 @@ StrPath = str | os.PathLike[str]
 _CANNOT_WRITE = {
     errno.ENOSPC: ("the disk is full", "free some space, or write elsewhere with --out"),
     errno.EDQUOT: ("the disk quota is used up", "free some space, or write elsewhere with --out"),
+    errno.EFBIG: ("files may not grow that large", "raise the limit (ulimit -f)"),
     errno.EROFS: ("the file system is read-only", "write elsewhere with --out"),
     errno.EACCES: ("permission denied", "change its permissions, or write elsewhere with --out"),
     errno.EPERM: ("not permitted", "change its permissions, or write elsewhere with --out"),
@@ -43,7 +45,13 @@ _CANNOT_WRITE = {
     errno.EISDIR: ("it is a folder", "name a file"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
 }
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WAIT_S = 60.0
+"""Seconds to wait for another process that has something short to write."""
+_LEFT_S = 86400.0
+"""Age at which something half-written belongs to nobody any more."""
+_HALF = re.compile(r"\..+\.[0-9a-f]{8}")
+"""Names that `_beside` makes."""
 
 
 @contextmanager
@@ -177,7 +185,7 @@ def alone(path: StrPath, *, timeout: float = -1) -> BaseFileLock:
     """To be entered: keeps other processes of this machine out of whatever ``path`` stands for.
 
     The lock is no file beside it: ``path`` need not be there, and shared file systems often cannot
-    lock.
+    lock. It ends with the process that holds it, however that ends.
 
     Parameters
     ----------
@@ -187,8 +195,44 @@ def alone(path: StrPath, *, timeout: float = -1) -> BaseFileLock:
     from filelock import FileLock
 
     name = f"dflash_diag-{os.getuid() if hasattr(os, 'getuid') else 0}"
-    key = content_key(str(path))[:16]
+    key = content_key(str(Path(path).resolve()))[:16]
     return FileLock(Path(tempfile.gettempdir()) / f"{name}-{key}.lock", timeout=timeout)
+
+
+@contextmanager
+def kept_alone(out: StrPath) -> Iterator[None]:
+    """Keep other processes of this machine out of an output folder, which need not be there yet.
+
+    What a process that was killed left half-written there is removed, see `sweep`.
+
+    Raises
+    ------
+    OutputError
+        Another process is at work in it.
+    """
+    from filelock import Timeout
+
+    try:
+        with alone(out, timeout=0):
+            sweep(Path(out))
+            yield
+    except Timeout as error:
+        raise OutputError(
+            f"another process is writing to {out}", do="wait for it, or give another --out"
+        ) from error
+
+
+def sweep(out: Path) -> None:
+    """Remove from ``out``, and from the folders in it, what a killed process left half-written.
+
+    Only what is a day old: until then it may belong to a process that does not ask who else is
+    there, a notebook say.
+    """
+    old = time.time() - _LEFT_S
+    for path in [*out.glob(".*"), *out.glob("*/.*")]:
+        with suppress(OSError):  # whoever else removes it, or keeps it from us
+            if _HALF.fullmatch(path.name) and path.lstat().st_mtime < old:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import socket
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
@@ -36,3 +37,33 @@ def receiver(*statuses: int, pause=0.0):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def never_answering(bytes_a_second: float = 0.0):
+    """A server that takes connections and reads, and never gets to the end of an answer's head."""
+    stop = Event()
+
+    def serve(connection):
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Endless: ")
+            while not stop.wait(1 / bytes_a_second if bytes_a_second else None):
+                connection.sendall(b"x")
+
+    def accept():
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                connection = listener.accept()[0]
+                threads.append(Thread(target=serve, args=(connection,)))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        threads = [Thread(target=accept)]
+        threads[0].start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()

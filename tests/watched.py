@@ -63,6 +63,8 @@ def report(out: Path, drafter: Path) -> None:
             sys.exit("error: the GPU fell off the bus")
         case "hang once" if not before:
             time.sleep(600)
+        case "short":
+            time.sleep(0.3)
         case "slow":
             time.sleep(1.5)
     rounds = content["rounds"]

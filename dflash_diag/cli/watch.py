@@ -44,6 +44,7 @@ from dflash_diag.cli.options import (
     option,
 )
 from dflash_diag.errors import BadInput
+from dflash_diag.executors import LIMIT_S
 from dflash_diag.servers import TIMEOUT_S
 
 EPILOG = """
@@ -100,6 +101,14 @@ def verb(
         float,
         option("Seconds for which a checkpoint must not change.", metavar="S", panel=MACHINE),
     ] = 30.0,
+    time_limit: Annotated[
+        float,
+        option(
+            "Seconds after which a report, a capture or the opening of a checkpoint is given up.",
+            metavar="S",
+            panel=MACHINE,
+        ),
+    ] = LIMIT_S,
     jobs: Annotated[
         int,
         option(
@@ -195,6 +204,7 @@ def verb(
         out=Path(out).expanduser().resolve(),
         rule=Rule(against_what, margin, seed),
         settle=settle,
+        time_limit=time_limit,
         every=every,
         once=once,
         again=again,

@@ -199,7 +199,11 @@ class Diagnostic:
             return results.skipped(self.id, self.question, str(reason))
         except BadInput:
             raise
-        except Exception as error:  # noqa: BLE001 - one crash must not hide the other answers
+        except Exception as error:
+            # One crash must not hide the other answers, but a library that is broken off may
+            # take the interruption for an error of its own.
+            if _is_interruption(error):
+                raise KeyboardInterrupt from error
             return results.failed(self.id, self.question, error)
         return self.rejudge(measured)
 
@@ -306,6 +310,13 @@ def relative(value: float | None) -> str:
         return "not a number"
     shown = 100 * value
     return f"{shown:.0f}\u00a0%" if shown >= 99.5 else f"{shown:.2g}\u00a0%"
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether an error was raised on account of Ctrl-C, or of a signal that is treated like it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def layer_names(layers: Iterable[int]) -> str:

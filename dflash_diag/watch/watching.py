@@ -32,7 +32,7 @@ from filelock import Timeout
 from dflash_diag import provenance, storage
 from dflash_diag.config import RunConfig
 from dflash_diag.errors import BadInput, OutputError
-from dflash_diag.executors import Command, Ended, Executor, execute
+from dflash_diag.executors import LIMIT_S, Command, Ended, Executor, execute
 from dflash_diag.history import FILE as HISTORY
 from dflash_diag.history import Row, append, read_history, row_of
 from dflash_diag.results import Verdict
@@ -59,6 +59,8 @@ class Settings:
     """Seconds for which a checkpoint must not change."""
     every: float = 60.0
     """Seconds between two looks."""
+    time_limit: float = LIMIT_S
+    """Seconds that a process may take; one that hangs would hold its place for ever."""
     once: bool = False
     """End when all that has settled is measured."""
     again: bool = False
@@ -70,10 +72,10 @@ class Settings:
     """Address under which ``out`` is served; links are to files without it."""
 
     def __post_init__(self) -> None:
-        for name in ("settle", "every"):
+        for name in ("settle", "every", "time_limit"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
-                raise BadInput(f"--{name} {value:g}", "seconds")
+                raise BadInput(f"--{name.replace('_', '-')} {value:g}", "seconds")
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,8 @@ class Watching:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         try:
-            with storage.alone(self.out.resolve(), timeout=0):
+            with storage.alone(self.out, timeout=0):
+                storage.sweep(self.out)
                 yield
         except Timeout as error:
             raise OutputError(
@@ -402,7 +405,8 @@ class Watching:
             return
         turn = job.turns.pop(0)
         job.running = len(turn)
-        self._jobs |= {self.executor.submit(command): job for command in turn}
+        limited = [replace(command, limit=self.settings.time_limit) for command in turn]
+        self._jobs |= {self.executor.submit(command): job for command in limited}
 
     def _past(self, out: Path) -> str:
         """A copy of the history for a report's trend, which must not change under its hands."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dflash_diag.deadlines import within
 from dflash_diag.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ VARIABLE = "DFLASH_DIAG_WEBHOOK"
 """Environment variable with the address, which a command line shows to everybody."""
 ATTEMPTS = 3
 TIMEOUT_S = 10.0
-"""Seconds of one attempt."""
+"""Seconds to connect, to send and to answer; one attempt takes at most twice as long."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -90,6 +91,14 @@ class Webhook:
 
     def _status(self, value: Mapping[str, Any]) -> int:
         """What the host answers; its words are not read."""
+        import httpx
+
+        try:
+            return within(2 * self._timeout, lambda: self._asked(value))
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("no whole answer") from error
+
+    def _asked(self, value: Mapping[str, Any]) -> int:
         import httpx
 
         url = self._url
