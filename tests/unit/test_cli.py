@@ -601,7 +601,7 @@ OWN_OPTIONS = {
     "report": {"open_"},
     "lab": {"port", "no_browser"},
     "watch": {"where", "once", "every", "settle", "jobs", "shards", "again", "executor"}
-    | {"ray_address", "against_what", "margin", "webhook", "page_url"},
+    | {"ray_address", "against_what", "margin", "webhook", "page_url", "time_limit"},
 }
 """What a verb does with the options that are no field of the configuration is tested with it."""
 
