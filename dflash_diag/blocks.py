@@ -55,7 +55,7 @@ def draft_blocks(
     context
         `Drafter.context` of those features, if it was computed already.
     compiled
-        On a GPU, compile the layers: half a minute at first, then a fifth faster.
+        On a GPU, compile the layers: half a minute at first, then a tenth faster.
     """
     how = drafter.convention
     if how.other_blocks != "hidden":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -230,9 +231,12 @@ def _injected(names: Mapping[str, Any]) -> set[str]:
     """What papermill has assigned: the cells that it adds begin with a comment of its own."""
     found: set[str] = set()
     for cell in names.get("In", ()):
-        if cell.startswith("# Parameters\n"):
-            nodes = ast.walk(ast.parse(cell))
-            found |= {one.id for one in nodes if isinstance(one, ast.Name)}
+        if not cell.startswith("# Parameters\n"):
+            continue
+        with suppress(SyntaxError):  # a magic: somebody's own cell, since papermill adds none
+            assigned = [one for one in ast.parse(cell).body if isinstance(one, ast.Assign)]
+            targets = [target for one in assigned for target in one.targets]
+            found |= {one.id for one in targets if isinstance(one, ast.Name)}
     return found
 
 

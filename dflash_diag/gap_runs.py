@@ -160,6 +160,7 @@ class GapRun:
         self.run, self.drafter = run, run.drafter(DRAFTER)
         self.arguments = run.checkpoint(DRAFTER).training_args or {}
         self.noise = float(self.arguments.get("hidden_noise") or 0)
+        self._on_texts: dict[tuple[str, State], Replayed] = {}
         self.reading, self.context = own_reading(self.drafter.convention, run.alignment())
 
     def measured(self) -> dict[str, Any]:
@@ -400,11 +401,12 @@ class GapRun:
 
         return Level(factor, population, member, generated, replayed)
 
-    @cache  # noqa: B019 - as long as the run
     def on_texts(self, name: str, served: State) -> Replayed:
-        """The texts of one split, at drawn anchors."""
-        how = None if BACKEND in served else self.trained_states
-        return self.replayed(self.passages(name, how), served)
+        """The texts of one split, at drawn anchors; replayed once."""
+        if (name, served) not in self._on_texts:
+            how = None if BACKEND in served else self.trained_states
+            self._on_texts[name, served] = self.replayed(self.passages(name, how), served)
+        return self._on_texts[name, served]
 
     def replayed(self, passages: Sequence[Passage], served: State) -> Replayed:
         """The drafter on some texts, as it was trained but for what is ``served``."""

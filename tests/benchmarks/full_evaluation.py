@@ -182,7 +182,7 @@ def main() -> None:
             run.metrics("drafter")
         with stage("every other reading tried"):
             found = run.alignment()
-        tried = sum(len(one["readings"]) for one in found["rounds"] if "readings" in one)
+        tried = sum(len(one["tried"]) for one in found["rounds"])
         sys.stdout.write(f"{tried} readings\n")
         with stage("every diagnostic"):
             results = run.compute()

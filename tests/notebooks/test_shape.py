@@ -106,5 +106,6 @@ def test_a_parameter_that_there_is_not_stops_the_notebook():
     names = {"In": ["", "out = ''", mine, injected], "out": "here", "options": {"seed": 3}}
     with pytest.raises(BadInput, match="unknown parameter drafterr;"):
         RunConfig.from_notebook(names)
-    names["In"][3] = injected.replace("drafterr", "drafter")
+    names["In"][3] = injected.replace("drafterr = '/nowhere'", "server_timeout = float('inf')")
+    names["In"].append("# Parameters\n%matplotlib inline")
     assert RunConfig.from_notebook(names).seed == 3
