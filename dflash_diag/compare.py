@@ -228,11 +228,20 @@ def pairs(sides: Sequence[Side], *, seed: int, draws: int = DRAWS) -> list[Pair]
     ]
 
 
-def common_prompts(a: Side, b: Side) -> list[str]:
-    """Ids of the prompts that both have: in their order, or sorted where that differs.
+def shared(sides: Iterable[Side]) -> list[str]:
+    """Ids of the prompts that all have: in their order, or sorted where that differs.
 
-    Resamples depend on the order, so the same prompts in the capture's order give the intervals
-    that are shown everywhere else.
+    Resamples depend on the order, so prompts in the capture's own order give the intervals that are
+    shown everywhere else.
+    """
+    listed = [one.ids for one in sides]
+    common = set(listed[0]).intersection(*listed[1:])
+    orders = {tuple(one for one in ids if one in common) for ids in listed}
+    return list(orders.pop()) if len(orders) == 1 else sorted(common)
+
+
+def common_prompts(a: Side, b: Side) -> list[str]:
+    """Ids of the prompts that both have, in the order of `shared`.
 
     Raises
     ------
@@ -245,9 +254,7 @@ def common_prompts(a: Side, b: Side) -> list[str]:
             "the same prompts, continued by the same target to the same length",
             "score both on one capture (--capture)",
         )
-    common = [one for one in a.ids if one in set(b.ids)]
-    if common != [one for one in b.ids if one in set(a.ids)]:
-        common.sort()
+    common = shared([a, b])
     if not common:
         raise BadInput(
             f"no prompt was scored for both {a.name} and {b.name}", "the same prompts for both"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dflash_diag.runs import Run
     from dflash_diag.training_logs import TrainingLog
 
-VERSION = "compare/1"
+VERSION = "compare/2"
 SUMMARY_SCHEMA = "dflash_diag.summary/1"
 PACKAGES = (
     "dflash-diag",

@@ -8,14 +8,14 @@ Symbols: N prompts, M drafters, D proposed tokens, k a slot 1..D.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dflash_diag import stats
-from dflash_diag.compare import MARGIN, Pair, Side, common_prompts, pairs
+from dflash_diag.compare import MARGIN, Pair, Side, common_prompts, pairs, shared
 from dflash_diag.stats import DRAWS, Floats, Ratio, few_prompts_note, ratio
 
 SCHEMA = "dflash_diag.compare/1"
@@ -71,7 +71,7 @@ def compared(
     """
     made = pairs([one.side for one in members], seed=seed, draws=draws)
     shown = [*members, *beside]
-    ids = _shared(one.side for one in shown)
+    ids = shared(one.side for one in shown)
     first, others = members[0], members[1:]
     ours = made[: len(others)]  # combinations begin with those of the first
     return {
@@ -88,15 +88,9 @@ def compared(
     }
 
 
-def _shared(sides: Iterable[Side]) -> list[str]:
-    """Ids of the prompts that all have, sorted."""
-    first, *others = sides
-    return sorted(set(first.ids).intersection(*(one.ids for one in others)))
-
-
 def _drafter(member: Member, ids: Sequence[str], *, seed: int, draws: int) -> dict[str, Any]:
     side = member.side
-    tau = stats.estimates({"tau": side.at(ids or sorted(side.ids))}, seed=seed, draws=draws)["tau"]
+    tau = stats.estimates({"tau": side.at(ids or side.ids)}, seed=seed, draws=draws)["tau"]
     return {
         "name": side.name,
         "step": side.step,

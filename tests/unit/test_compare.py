@@ -19,6 +19,7 @@ from dflash_diag.compare import (
     Side,
     pair,
     pairs,
+    shared,
     text_digest,
 )
 from dflash_diag.errors import BadInput
@@ -270,3 +271,11 @@ def test_the_margin_is_the_doctors():
     from dflash_diag.causes import HARMLESS
 
     assert MARGIN == HARMLESS == 0.05
+
+
+def test_prompts_keep_an_order_that_all_share():
+    def side(name, ids):
+        return Side.of({one: [1, 2] for one in ids}, name=name, capture="c")
+
+    assert shared([side("a", "cab"), side("b", "xcayb")]) == list("cab")
+    assert shared([side("a", "cab"), side("b", "abc")]) == list("abc")
