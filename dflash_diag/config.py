@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from dflash_diag import paths, storage
 from dflash_diag.errors import BadInput
-from dflash_diag.example import EXAMPLE
+from dflash_diag.example import EXAMPLE, EXAMPLES, Example
 from dflash_diag.servers import TIMEOUT_S, bare_url
 from dflash_diag.stats import DRAWS
 
@@ -42,7 +42,10 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    target: str = Field("", description="folder of the target, or its hub id")
+    example: Literal["", "hybrid", "smollm2"] = Field(
+        "", description="embedded example that is meant where nothing is named; hybrid by default"
+    )
+    target: str = Field("", description="folder of the target, its .gguf file, or its hub id")
     drafter: str = Field("", description="checkpoint to judge")
     reference: str = Field("", description="checkpoint to compare with")
     prompts: str = Field("", description="JSONL file of prompts")
@@ -138,8 +141,13 @@ class RunConfig(BaseModel):
 
     @property
     def is_example(self) -> bool:
-        """Whether nothing was named, so that the embedded example is meant."""
+        """Whether nothing was named, so that an embedded example is meant."""
         return not (self.target or self.drafter or self.prompts or self.capture)
+
+    @property
+    def embedded(self) -> Example:
+        """The embedded example that is meant where nothing is named."""
+        return EXAMPLES[self.example] if self.example else EXAMPLE
 
     def resolved(
         self, *, needs_drafter: bool = True, needs_prompts: bool = True, brief: bool = False
@@ -167,20 +175,25 @@ class RunConfig(BaseModel):
                 "both --capture and --server",
                 "a capture, which has its text already, or a server that is to write it",
             )
+        if self.example and not self.is_example:
+            raise BadInput(
+                f"both --example {self.example} and inputs of your own",
+                "one of them: an example brings its own target, drafter and prompts",
+            )
         if self.is_example:
-            data = paths.data_dir()
+            data, example = paths.data_dir(), self.embedded
             filled = self.model_copy(
                 update={
-                    "target": str(EXAMPLE.part(EXAMPLE.target)),
-                    "drafter": str(EXAMPLE.part(EXAMPLE.drafter)),
-                    "reference": self.reference or str(EXAMPLE.part(EXAMPLE.reference)),
-                    "prompts": ",".join(str(data / name) for name, _ in EXAMPLE.prompts),
-                    "max_new_tokens": self.max_new_tokens or EXAMPLE.max_new_tokens,
-                    "against": self.against or EXAMPLE.against_specs(live=not brief),
+                    "target": str(example.part(example.target)),
+                    "drafter": str(example.part(example.drafter)),
+                    "reference": self.reference or example.optional(example.reference),
+                    "prompts": ",".join(str(data / name) for name, _ in example.prompts),
+                    "max_new_tokens": self.max_new_tokens or example.max_new_tokens,
+                    "against": self.against or example.against_specs(live=not brief),
                     "training_sequences": self.training_sequences
-                    or ("" if brief else str(EXAMPLE.part(EXAMPLE.training_sequences))),
-                    "training_log": self.training_log or str(EXAMPLE.part(EXAMPLE.training_log)),
-                    "step": self.step or EXAMPLE.step_spec(),
+                    or ("" if brief else example.optional(example.training_sequences)),
+                    "training_log": self.training_log or example.optional(example.training_log),
+                    "step": self.step or example.step_spec(),
                 }
             )
         elif needs_drafter and not self.drafter:
@@ -221,7 +234,7 @@ class RunConfig(BaseModel):
         """A folder that the same command, and a notebook with the same parameters, names again."""
         root = (paths.checkout() or Path.cwd()) / "out"
         if self.is_example:
-            return root / "example"
+            return root / ("example" if self.embedded is EXAMPLE else f"example-{self.example}")
         content = self.model_dump(mode="json", exclude={"out", "seed", "draws", "server_timeout"})
         name = Path(self.drafter or self.target).name or "run"
         return root / f"{name}-{storage.content_key(content)[:8]}"

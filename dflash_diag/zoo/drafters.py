@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,7 +57,7 @@ def new_drafter(plan: DrafterRecipe, hidden_size: int) -> Drafter:
         window=(None,) * plan.n_layers,
         rope_theta=ROPE_THETA,
         rotary_width=plan.head_width,
-        mask_token_id=recipe.SPECIAL_TOKENS.index(recipe.MASK_TOKEN),
+        mask_token_id=plan.mask_token_id,
     )
     torch.manual_seed(recipe.SEED)
     drafter = Drafter(shape, convention)
@@ -76,6 +76,8 @@ class World:
     """[n, T] int64."""
     prefix: Tensor
     """[n] tokens that the target was given; anchors lie after them."""
+    end: Tensor
+    """[n] where each text ends; what follows is padding."""
     layers: tuple[int, ...]
     """Layers whose raw outputs the trainers read, ascending."""
     bank: Tensor | None = None
@@ -119,14 +121,20 @@ class World:
 
 
 def observe(
-    target: PreTrainedModel, tokens: np.ndarray, prefix: np.ndarray, layers: tuple[int, ...]
+    target: PreTrainedModel,
+    tokens: np.ndarray,
+    prefix: np.ndarray,
+    layers: tuple[int, ...],
+    end: np.ndarray | None = None,
 ) -> World:
     """The world of one target; its states are kept where they fit, else computed batch by batch."""
     device = target.device
+    end = np.full(len(tokens), tokens.shape[1]) if end is None else end
     world = World(
         target=target,
         tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
         prefix=torch.from_numpy(prefix.astype(np.int64)).to(device),
+        end=torch.from_numpy(end.astype(np.int64)).to(device),
         layers=layers,
     )
     shape = (*tokens.shape, len(layers), target.config.hidden_size)
@@ -186,11 +194,10 @@ def anchors_of(
 ) -> Tensor:
     """[N, A] anchors for sequences ``rows``."""
     seeds = torch.randint(0, 2**31 - 1, (len(rows),), generator=generator).tolist()
-    prefixes = world.prefix.cpu()[rows].tolist()
-    length = world.tokens.shape[1]
+    prefixes, ends = world.prefix.cpu()[rows].tolist(), world.end.cpu()[rows].tolist()
     drawn = [
-        sequence_anchors(seed, prefix, length, plan)
-        for seed, prefix in zip(seeds, prefixes, strict=True)
+        sequence_anchors(seed, prefix, end, plan)
+        for seed, prefix, end in zip(seeds, prefixes, ends, strict=True)
     ]
     return torch.stack(drawn).to(world.tokens.device)
 
@@ -270,8 +277,7 @@ def view(world: World, batch: Batch, plan: DrafterRecipe, seed: int) -> View:
 def noise_embeddings(world: World, batch: Batch, plan: DrafterRecipe) -> Tensor:
     """[N, S, H]: each block is its anchor's token and then mask tokens."""
     tokens = batch.tokens
-    mask_id = recipe.SPECIAL_TOKENS.index(recipe.MASK_TOKEN)
-    ids = tokens.new_full((*batch.anchors.shape, plan.block_size), mask_id)
+    ids = tokens.new_full((*batch.anchors.shape, plan.block_size), plan.mask_token_id)
     ids[..., 0] = torch.gather(tokens, 1, batch.anchors)
     return F.embedding(ids.flatten(1), world.embedding)
 
@@ -497,7 +503,7 @@ def held_out_metrics(drafter: Drafter, world: World, reading: DrafterRecipe) -> 
             sequence_anchors(
                 sequence_seed("validation", row),
                 int(world.prefix[row]),
-                world.tokens.shape[1],
+                int(world.end[row]),
                 reading,
             )
             for row in part.tolist()
@@ -535,13 +541,8 @@ def build(
     target = load_target(work / "targets" / target_name, device)
     data = np.load(work / "sequences" / f"{target_name}.npz")
     layers = needed_layers(list(plans.values()), target.config.num_hidden_layers)
-    held_out = observe(
-        target,
-        data["validation"][: sequences.kept_validation],
-        data["validation_prefix"][: sequences.kept_validation],
-        layers,
-    )
-    world = observe(target, data["train"], data["train_prefix"], layers)
+    held_out = observe(target, *_split(data, "validation", layers, sequences.kept_validation))
+    world = observe(target, *_split(data, "train", layers))
     held = "anew for every batch" if world.bank is None else "kept"
     log.info("%d sequences, their states %s", len(data["train"]), held)
     report: dict[str, Any] = {}
@@ -557,15 +558,17 @@ def build(
     done.write_text(json.dumps(report, indent=1))
 
 
+def _split(
+    data: Any, split: str, layers: tuple[int, ...], count: int | None = None
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None]:
+    """The first ``count`` texts of a split, as `observe` takes them."""
+    end = data[f"{split}_end"][:count] if f"{split}_end" in data else None
+    return data[split][:count], data[f"{split}_prefix"][:count], layers, end
+
+
 def evaluate(drafter: Drafter, held_out: World, plan: DrafterRecipe) -> dict[str, Any]:
     """Held-out metrics under the drafter's own reading and under the serving rule."""
-    serving = DrafterRecipe(
-        target=plan.target,
-        layer_ids=plan.layer_ids,
-        n_layers=plan.n_layers,
-        batch=plan.batch,
-        n_anchors=plan.n_anchors,
-    )
+    serving = replace(plan, **{name: getattr(recipe.HEALTHY, name) for name in recipe.FAULTS})
     out: dict[str, Any] = {
         "own_reading": held_out_metrics(drafter, held_out, plan),
         "serving_rule": held_out_metrics(drafter, held_out, serving),

