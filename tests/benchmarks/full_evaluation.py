@@ -2,11 +2,11 @@
 
 A Qwen3.5-style target of the 27B shape and a drafter for it, both with random weights, are made on
 the GPU. The target continues ten prompts by 512 tokens and is captured; the drafter, written as a
-checkpoint, is scored on that, swept over twenty readings, examined in every other way, and reported
-on: notebooks and pages. Each stage has its seconds, its peaks of GPU memory (of this process, and in
-use on the card) and of anonymous host memory (this process and those that it started), and what is
-on the disk afterwards. The target is not, so that what needs it again is skipped: whether decoding
-is lossless, and the audit of its states.
+checkpoint, is scored on that, swept over twenty readings, examined in every other way, and a report
+is made of it: notebooks and pages. Each stage has its seconds, its peaks of GPU memory (of this
+process, and in use on the card) and of anonymous host memory (this process and those that it
+started), and what is on the disk afterwards. The target is not, so that what needs it again is
+skipped: whether decoding is lossless, and the audit of its states.
 
 A stage that has not ended when its time is over is stopped and says so; what does not need it goes
 on. With ``--folder`` everything is kept there, and the same command goes on from where it was:
