@@ -320,19 +320,41 @@ class Borrowed:
     last_layer: int
 
     @classmethod
-    def of(cls, capture: Capture, drafter: Drafter, slice_bytes: int | None = None) -> Borrowed:
-        weight, how = drafter.fc.weight, drafter.convention
-        head = capture.head
-        if how.head == "target":
-            head = head.to(weight.device, weight.dtype)
-        if how.embedding == "own":
-            embedding = _own_embedding(drafter, len(head))
-        elif capture.head is capture.embedding and how.head == "target":
-            embedding = head
-        else:
-            embedding = capture.embedding.to(weight.device, weight.dtype)
+    def of(
+        cls,
+        capture: Capture,
+        drafter: Drafter,
+        slice_bytes: int | None = None,
+        lent: Lent | None = None,
+    ) -> Borrowed:
+        """What a drafter's convention says; ``lent``, if the target's are at hand already."""
+        how = drafter.convention
+        lent = lent or Lent(capture, drafter.fc.weight)
+        head = lent.head if how.head == "target" else capture.head
+        own = how.embedding == "own"
+        embedding = _own_embedding(drafter, len(head)) if own else lent.embedding
         proposal = make_proposal(how, head, drafter, slice_bytes=slice_bytes)
         return cls(embedding, proposal, int(capture.target_facts.get("n_layers") or 0) - 1)
+
+
+class Lent:
+    """The target's embedding and head where the drafter is, in its type; moved when first asked.
+
+    Of a large vocabulary they are gigabytes, so who drafts under many readings keeps them.
+    """
+
+    def __init__(self, capture: Capture, weight: Tensor) -> None:
+        self.capture, self.weight = capture, weight
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        return self.capture.embedding.to(self.weight.device, self.weight.dtype)
+
+    @cached_property
+    def head(self) -> Tensor:
+        if self.capture.head is self.capture.embedding:
+            return self.embedding
+        return self.capture.head.to(self.weight.device, self.weight.dtype)
 
 
 def _own_embedding(drafter: Drafter, n_target: int) -> Tensor:

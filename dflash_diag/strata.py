@@ -257,13 +257,14 @@ def stratify(blocks: Blocks, *, seed: int, draws: int) -> Strata:
     """Acceptance in every stratum of every dimension that these texts can be divided by."""
     parts, why = divide(blocks)
     named = [(dimension, *part) for dimension, made in parts.items() for part in made]
-    sums = {(d, name): blocks.sums(rows) for d, name, rows in named}
+    sums = [blocks.sums(rows) for _, _, rows in named]
     measured = estimates(
-        {(key, number): sums[key][number] for key in sums for number in NUMBERS},
+        {(i, number): one[number] for i, one in enumerate(sums) for number in NUMBERS},
         seed=seed,
         draws=draws,
     )
-    pairs = [(sums[d, name], _others(blocks, parts[d], name)) for d, name, _ in named]
+    others = [blocks.sums(_others(made, at)) for made in parts.values() for at in range(len(made))]
+    pairs = list(zip(sums, others, strict=True))
     versus = _versus(pairs, seed=seed, draws=draws, level=LEVEL)
     strict = _versus(pairs, seed=seed, draws=draws, level=1 - (1 - LEVEL) / max(1, len(pairs)))
     found = [
@@ -273,7 +274,7 @@ def stratify(blocks: Blocks, *, seed: int, draws: int) -> Strata:
             n_anchors=int(rows.sum()),
             n_rounds=int((rows & blocks.visited).sum()),
             n_prompts=len(np.unique(blocks.prompt[rows])),
-            numbers={number: measured[(dimension, name), number] for number in NUMBERS},
+            numbers={number: measured[i, number] for number in NUMBERS},
             versus_rest=versus[i],
             differs=excludes_zero(strict[i]),
         )
@@ -287,9 +288,10 @@ def excludes_zero(one: Estimate) -> bool:
     return one.lo is not None and one.hi is not None and (one.lo > 0 or one.hi < 0)
 
 
-def _others(blocks: Blocks, parts: Parts, name: str) -> dict[str, Ratio]:
-    rest = np.any([rows for other, rows in parts if other != name], axis=0)
-    return blocks.sums(rest)
+def _others(parts: Parts, at: int) -> Mask:
+    """Anchors of all strata of a dimension but one; two may be called the same."""
+    rest: Mask = np.any([rows for i, (_, rows) in enumerate(parts) if i != at], axis=0)
+    return rest
 
 
 def _versus(

@@ -27,7 +27,7 @@ from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput
 from dflash_diag.metrics import leading, walked
-from dflash_diag.scoring import Borrowed, tapped_states
+from dflash_diag.scoring import Borrowed, Lent, tapped_states
 from dflash_diag.stats import Ratio, ratio
 
 States = Literal["own", "zero", "other"]
@@ -114,6 +114,7 @@ class Sweep:
                 "capture with a larger --max-new-tokens",
             )
         self._kept: OrderedDict[Any, Any] = OrderedDict()
+        self._lent = Lent(capture, drafter.fc.weight)
 
     @torch.inference_mode()
     def hits(
@@ -152,7 +153,7 @@ class Sweep:
         at = torch.arange(first, max(end, first), device=device)
         if count is not None and len(at) > count:
             at = at[torch.linspace(0, len(at) - 1, count, device=device).long()]
-        borrowed = Borrowed.of(self.capture, drafter)
+        borrowed = Borrowed.of(self.capture, drafter, lent=self._lent)
         features = self._features(drafter, index, states)
         features = features[: context_rows(how.context_bound, int(at[-1]))]
         parts = [at] if together is None else list(dealt(at, together))

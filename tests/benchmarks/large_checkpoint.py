@@ -9,29 +9,26 @@ that were never in memory: what is measured does not depend on values.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from full_size import HOW, SHAPE
+from memory import GIB, Resident
 from stamp import stamp
+from worlds import SHAPE, TAPS, VOCABULARY, checkpoint_config, plain_reading, write_config
 
 from dflash_diag.drafter import Drafter
-
-GIB = 2**30
 
 
 def write(folder: Path, layers: int) -> tuple[int, int]:
     """The checkpoint in ``folder``; bytes of the drafter and of the file."""
-    import dataclasses
-
-    shape = dataclasses.replace(SHAPE, n_layers=layers)
-    how = dataclasses.replace(HOW, in_block=("bidirectional",) * layers, window=(None,) * layers)
+    shape = replace(SHAPE, n_layers=layers)
+    how = plain_reading(shape, TAPS)
     with torch.device("meta"):
         drafter = Drafter(shape, how)
     sizes = {name: tuple(one.shape) for name, one in drafter.named_parameters()}
@@ -67,31 +64,13 @@ def write(folder: Path, layers: int) -> tuple[int, int]:
     }
     torch.save(state, folder / "step_30000.pt")
     backing.unlink()
-    config = {
-        "architectures": ["DFlashDraftModel"],
-        "dtype": "bfloat16",
-        "block_size": HOW.block_size,
-        "hidden_size": SHAPE.hidden_size,
-        "intermediate_size": SHAPE.mlp_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": SHAPE.n_heads,
-        "num_key_value_heads": SHAPE.n_kv_heads,
-        "head_dim": SHAPE.head_width,
-        "num_target_layers": 64,
-        "vocab_size": 248_320,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e7,
-        "dflash_config": {"mask_token_id": 5, "target_layer_ids": list(HOW.layer_ids)},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    config = checkpoint_config(shape, how, n_target_layers=64, vocabulary=VOCABULARY)
+    write_config(folder, config)
     return 2 * total, (folder / "step_30000.pt").stat().st_size
 
 
 def measure(path: Path) -> list[tuple[str, float, int]]:
     """Stages with their seconds and the most anonymous memory so far."""
-    from full_evaluation import Resident
-
     from dflash_diag import audit, load_drafter, read_checkpoint, resolve_convention
 
     resident = Resident()

@@ -1,148 +1,297 @@
-"""Scoring all anchors at once against one block at a time: ``python tests/benchmarks/scoring.py``.
+"""Scoring all anchors at once, and otherwise: ``python tests/benchmarks/scoring.py``.
 
-The peer is z-lab's own model (PyPI ``dflash``), one call a block over the whole context, as a plain
-evaluation script would call it. It is timed twice: with nothing but an argmax behind it, and with
-everything that `dflash_diag.scoring.score` keeps (rank and log-probability of the label, top 64).
-All run in one process after another on the same capture, weights and threads; accepted lengths must
-be equal. Peak memory is each process's resident size, sampled while it scores.
+On a GPU with a drafter of the 27B shape (5 layers, hidden 5,120, MLP 17,408, 32 and 8 heads of 128,
+block 16, vocabulary 248,320) and random weights in bfloat16; on a CPU with the embedded example in
+float32; ``--on tiny`` tries the former out in seconds. One process, the same weights and tokens:
+
+- the ceiling, a product of two large square matrices, is measured first, and all else is given as a
+  share of it. Work is what has to be multiplied: fc, context keys and values, all slots of all
+  layers, attention that is visible, and the head's rows that propose;
+- ours, with everything that a score keeps (rank and log-probability of the label, top 64);
+- the same layers under one dense mask, as a training step runs them;
+- z-lab's own model (PyPI ``dflash``), one call a block over its whole context, an argmax behind it;
+- z-lab's own loop, ``dflash_generate``. Its target answers from the text that is scored, at no cost
+  to speak of: what is counted is the loop's own drafting, which keeps the context's keys and values
+  from round to round, and what it does around a verification. *Of it drafting* is the time between
+  the drafter's calls and the logits of what it drafted;
+- ours again as anchors, context and vocabulary grow.
+
+On a CPU the matrix products of our pass are also timed alone: each with its own shapes and strides,
+one after another, in the same number of threads.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import resource
 import statistics
 import tempfile
-import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from memory import GIB, Resident, anonymous
+from peers import Loop, one_at_a_time, ours
+from products import products_of
 from stamp import stamp
+from torch import Tensor
+from worlds import SHAPE, TINY, VOCABULARY, Problem, World, example, full
 
-from dflash_diag import Capture, load_drafter, make_capture, read_checkpoint, resolve_convention
-from dflash_diag.example import EXAMPLE
-from dflash_diag.proposals import make_proposal
-from dflash_diag.scoring import score
+from dflash_diag import score
+from dflash_diag.blocks import _apart, draft_blocks
+from dflash_diag.drafter import Drafter
 
-ZOO = Path(__file__).parents[2] / "data" / "zoo"
-
-
-def batched(capture, folder):
-    """Ours: accepted lengths of every anchor."""
-    checkpoint = read_checkpoint(folder)
-    drafter = load_drafter(checkpoint, resolve_convention(checkpoint), dtype=torch.float32)
-    return lambda: score(capture, drafter, silent=True).accepted.tolist()
+COLUMNS = ("blocks", "context", "words", "ms", "blocks/s", "TFLOP/s", "ceiling", "GiB")
+WIDTHS = (8, 9, 9, 10, 10, 9, 9, 7)
 
 
-def one_block_at_a_time(capture, folder, *, everything):
-    """z-lab's model, one call a block."""
-    from dflash.model import DFlashDraftModel
+class Table:
+    """Rows as they are measured, each beside the ceiling.
 
-    model = DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
-    how = resolve_convention(read_checkpoint(folder))
-    size, embedding = how.block_size, capture.embedding
-    proposal = make_proposal(how, capture.head)
+    Parameters
+    ----------
+    seconds
+        After so many no further row is begun, but those without which there is no comparison.
+    """
 
-    @torch.inference_mode()
-    def run():
-        accepted = []
-        for i, prompt in enumerate(capture.prompts):
-            tokens = capture.tokens(i)
-            states = capture.states(i, how.taps).flatten(1)[None]
-            first = prompt.n_prompt_tokens
-            for anchor in range(first, first + prompt.n_generated - how.n_proposed):
-                ids = torch.full((1, size), how.mask_token_id)
-                ids[0, 0] = tokens[anchor]
-                hidden = model(
-                    target_hidden=states[:, :anchor],
-                    noise_embedding=embedding[ids],
-                    position_ids=torch.arange(anchor + size)[None],
-                )[:, 1:]
-                labels = tokens[None, anchor + 1 : anchor + size]
-                if everything:
-                    made = proposal.score(hidden, tokens[anchor : anchor + 1], labels).ids
-                else:
-                    made = (hidden @ capture.head.T).argmax(-1)
-                accepted.append(int((made == labels).int().cumprod(-1).sum()))
-        return accepted
+    def __init__(self, place: torch.device, repeats: int, seconds: float) -> None:
+        self.gpu, self.repeats = place.type == "cuda", repeats
+        self.until = time.monotonic() + seconds
+        self.ceiling = 0.0
+        self.resident = Resident()
+        self.resident.start()
 
-    return run
+    def begin(self) -> None:
+        heads = zip(COLUMNS, WIDTHS, strict=True)
+        print(f"\n{'':<38}" + "".join(f"{name:>{width}}" for name, width in heads))
 
+    def row(
+        self,
+        name: str,
+        problem: Problem,
+        run: Callable[[], Any],
+        blocks: int | None = None,
+        needed: bool = False,
+    ) -> tuple[float, Any]:
+        """Blocks a second, and what the run gave; 0 and None where it was not measured."""
+        if time.monotonic() > self.until and not needed:
+            print(f"{name:<38}  not measured: out of time")
+            return 0.0, None
+        try:
+            seconds, memory, found = self.timed(run)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            print(f"{name:<38}  does not fit")
+            return 0.0, None
+        done = problem.n_blocks if blocks is None else blocks
+        self.line(name, problem, done, seconds, memory)
+        return done / seconds, found
 
-WAYS = {
-    "batched": batched,
-    "one block at a time, argmax only": lambda c, f: one_block_at_a_time(c, f, everything=False),
-    "one block at a time, all that is kept": lambda c, f: one_block_at_a_time(
-        c, f, everything=True
-    ),
-}
-
-
-class Resident(threading.Thread):
-    """Samples this process's resident memory in MiB, every 5 ms, until stopped."""
-
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.most, self.done = 0.0, threading.Event()
-
-    def run(self):
-        while not self.done.wait(0.005):
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.most = max(self.most, pages * resource.getpagesize() / 2**20)
-
-
-def measure(way, capture, folder, threads, repeats):
-    """Seconds (median), peak MiB, accepted lengths."""
-    torch.set_num_threads(threads)
-    loaded = Capture.load(capture, verify=False)
-    run = WAYS[way](loaded, folder)
-    _ = loaded.head, loaded.embedding
-    memory = Resident()
-    memory.start()
-    taken, accepted = [], []
-    for _ in range(repeats + 1):  # the first warms up
-        started = time.perf_counter()
-        accepted = run()
-        taken.append(time.perf_counter() - started)
-    memory.done.set()
-    return statistics.median(taken[1:]), memory.most, accepted
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--drafter", default=str(ZOO / "hybrid" / "drafters" / "reference"))
-    options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--repeats", type=int, default=3)
-    chosen = options.parse_args()
-    print(stamp())
-    fresh = {"max_workers": 1, "mp_context": multiprocessing.get_context("spawn")}
-    with tempfile.TemporaryDirectory() as folder:
-        capture = Path(folder) / "capture"
-        make_capture(
-            str(ZOO / "hybrid" / "target"),
-            EXAMPLE.read_prompts(),
-            capture,
-            max_new_tokens=EXAMPLE.max_new_tokens,
-            layers="all",
+    def line(
+        self, name: str, problem: Problem, blocks: int, seconds: float, memory: float | None
+    ) -> None:
+        speed = problem.flop() / problem.n_blocks * blocks / seconds
+        values = (
+            f"{blocks}",
+            f"{problem.context + 1}",
+            f"{len(problem.head)}",
+            f"{seconds * 1e3:.1f}",
+            f"{blocks / seconds:.0f}",
+            f"{speed / 1e12:.3g}",
+            f"{speed / self.ceiling:.2f}",
+            "" if memory is None else f"{memory:.2f}",
         )
-        rows = {}
-        for way in WAYS:
-            with ProcessPoolExecutor(**fresh) as process:  # whose peak is this way's alone
-                rows[way] = process.submit(
-                    measure, way, capture, chosen.drafter, chosen.threads, chosen.repeats
-                ).result()
-    ours, _, accepted = rows["batched"]
-    print(f"{len(accepted)} anchors, {chosen.threads} threads, torch {torch.__version__}")
-    for way, (seconds, memory, lengths) in rows.items():
-        same = "equal" if lengths == accepted else "DIFFERENT"
-        rate = len(lengths) / seconds
+        cells = zip(values, WIDTHS, strict=True)
+        print(f"{name:<38}" + "".join(f"{value:>{width}}" for value, width in cells), flush=True)
+
+    def timed(self, run: Callable[[], Any]) -> tuple[float, float, Any]:
+        """Median seconds, GiB above what was held before, and the result."""
+        found = run()
+        self._wait()
+        before = torch.cuda.memory_allocated() if self.gpu else anonymous()
+        self.resident.most = 0
+        if self.gpu:
+            torch.cuda.reset_peak_memory_stats()
+        taken = []
+        for _ in range(self.repeats):
+            started = time.perf_counter()
+            found = run()
+            self._wait()
+            taken.append(time.perf_counter() - started)
+        most = torch.cuda.max_memory_allocated() if self.gpu else self.resident.most
+        return statistics.median(taken), max(0, most - before) / GIB, found
+
+    def _wait(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize()
+
+    def measure_ceiling(self) -> None:
+        """Operations a second of a plain product: at first, and on a GPU after a second of them.
+
+        Under a lasting load the card lowers its clock.
+        """
+        n, dtype = (8192, torch.bfloat16) if self.gpu else (1024, torch.float32)
+        place = "cuda" if self.gpu else "cpu"
+        a, b = (torch.randn(n, n, device=place, dtype=dtype) for _ in range(2))
+
+        def speed() -> float:
+            taken = [self.timed(lambda: a @ b)[0] for _ in range(30 // self.repeats)]
+            return 2 * n**3 / statistics.median(taken)
+
+        self.ceiling = speed()
+        kind = str(dtype).removeprefix("torch.")
+        text = f"ceiling: {self.ceiling / 1e12:.3g} TFLOP/s ({n:,}-square {kind} product)"
+        if self.gpu:
+            for _ in range(700):
+                a @ b
+            text += f"; {speed() / 1e12:.3g} after a second of them"
+        print(text)
+
+
+def compare(table: Table, world: World, alone: int | None) -> list[list[Tensor]]:
+    """Ours and the others on one problem; the accepted lengths of ours."""
+    whole = world.whole
+    best, accepted = 0.0, None
+    if table.gpu:
+        best, accepted = table.row("ours, compiled", whole, ours(whole, compiled=True), needed=True)
+    plain, found = table.row("ours", whole, ours(whole), needed=True)
+    accepted, best = accepted or found, max(best, plain)
+    dense, _ = table.row("one dense mask", whole, ours(whole, dense=True), needed=True)
+    blocks = sum(min(len(text.anchors), alone or 10**9) for text in whole.texts)
+    try:
+        once, _ = table.row(
+            "z-lab's model, one block at a time",
+            whole,
+            one_at_a_time(whole, alone),
+            blocks,
+            needed=True,
+        )
+        loop = Loop(whole, None if alone is None else 2 * alone)
+        loop()
+        rounds, _ = table.row("z-lab's loop", whole, loop, loop.rounds, needed=True)
+        table.line("  of it drafting", whole, loop.rounds, loop.drafting, None)
         print(
-            f"{way:40s} {seconds:7.2f} s {rate:8.0f} blocks/s {seconds / ours:5.1f}x "
-            f"peak {memory:5.0f} MiB  accepted lengths {same}"
+            f"blocks a second, ours over theirs: {best / dense:.1f} the dense mask, "
+            f"{best / once:.1f} one at a time, {best / rounds:.1f} the loop, "
+            f"{best / (loop.rounds / loop.drafting):.1f} its drafting alone"
         )
+    except ImportError as error:
+        print(f"z-lab's model and loop: {error}")
+    return accepted
+
+
+def grow(table: Table, world: World) -> None:
+    """Ours as the problem grows in one direction after another."""
+    whole = world.whole
+    text, words = whole.texts[0], len(whole.head)
+    anchors, context = len(text.anchors), text.last + 1
+    if len(whole.texts) > 1:  # many short texts; growth is shown on one long text
+        context = world.longest // 4
+        anchors = context // 2
+    made = {"compiled": table.gpu}
+
+    def row(name: str, *size: int) -> None:
+        problem = world.problem(*size)
+        table.row(name, problem, ours(problem, **made))
+
+    for part in (4, 2, 1):
+        row("anchors", anchors // part, context, words)
+    for part in (4, 2):
+        row("words", anchors, context, words // part)
+    row("context", anchors, world.longest, words)
+    row("context and anchors", 4 * anchors, world.longest, words)
+
+
+def agreement(world: World, blocks: int = 64) -> str:
+    """Proposals against the eager path in float32, on labels that the latter proposes itself."""
+    problem = world.whole
+    text, how = problem.texts[0], problem.drafter.convention
+    anchors = text.anchors[:: max(1, len(text.anchors) // blocks)]
+    states = text.states[: text.last]
+    features = problem.drafter.features(states)
+    given = (problem.embedding, text.tokens, anchors)
+    made = draft_blocks(problem.drafter, *given, features)
+    with torch.device("meta"):
+        exact = Drafter(problem.drafter.shape, how).eval()
+    wide = {name: value.float() for name, value in problem.drafter.state_dict().items()}
+    exact.load_state_dict(wide, assign=True)
+    context = exact.context(
+        exact.features(states.float()), torch.arange(text.last, device=anchors.device)
+    )
+    head = problem.head.float()
+    logits = _apart(exact, head, text.tokens, anchors, context) @ head.T
+    best = logits.topk(2, dim=-1)
+    found = (made @ problem.head.T).float()
+    noise = float((found - logits).square().mean().sqrt())
+    right = found.argmax(-1) == best.indices[..., 0]
+    accepted = right.int().cumprod(1).sum(1)
+    first = accepted.clamp(max=how.n_proposed - 1)[:, None]
+    margin = (best.values[..., 0] - best.values[..., 1]).gather(1, first)[:, 0]
+    short = accepted < how.n_proposed
+    ties = int((margin[short] < 6 * noise).sum())
+    return (
+        f"against the eager path in float32: root mean square error of a logit {noise:.3g} (their "
+        f"spread is {float(logits.std()):.3g}); {float(right.float().mean()):.1%} of proposals "
+        f"equal; accepted lengths differ in {int(short.sum())} of {len(anchors)} blocks, in {ties} "
+        "of them at a margin below six such errors"
+    )
+
+
+@torch.inference_mode()
+def main() -> None:
+    gpu = torch.cuda.is_available()
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument(
+        "--on",
+        choices=("full", "example", "tiny"),
+        default="full" if gpu else "example",
+        help="full on a GPU, else the embedded example",
+    )
+    options.add_argument("--longest", type=int, default=16_384, help="context of the last rows")
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--threads", type=int, default=2, help="on a CPU")
+    options.add_argument("--capture", default="", help="of the example; made if it is not there")
+    options.add_argument("--seconds", type=float, default=150, help="then no further row is begun")
+    chosen = options.parse_args()
+    place = torch.device("cuda" if chosen.on == "full" else "cpu")
+    torch.set_num_threads(chosen.threads)
+    started = time.monotonic()
+    print(stamp())
+    print(torch.cuda.get_device_name() if place.type == "cuda" else f"{chosen.threads} threads")
+    table = Table(place, chosen.repeats, chosen.seconds)
+    table.measure_ceiling()
+    if chosen.on == "example":
+        with tempfile.TemporaryDirectory() as folder:
+            on_example(table, Path(chosen.capture or f"{folder}/capture"))
+    else:
+        real = chosen.on == "full"
+        shape, words, anchors = (SHAPE, VOCABULARY, 1024) if real else (TINY, 512, 64)
+        longest = chosen.longest if real else 8 * anchors
+        world = full(shape, place, vocabulary=words, anchors=anchors, longest=longest)
+        table.begin()
+        compare(table, world, alone=anchors // 32)
+        grow(table, world)
+        print(f"\n{agreement(world)}")
+    print(f"{time.monotonic() - started:.0f} s in all")
+
+
+def on_example(table: Table, folder: Path) -> None:
+    """The table for the embedded example, and how far ours is from its matrix products."""
+    world, capture = example(folder)
+    whole = world.whole
+    table.begin()
+    accepted = compare(table, world, alone=None)
+    kept, found = table.row(
+        "ours, from a capture's files",
+        whole,
+        lambda: score(capture, whole.drafter, silent=True).accepted,
+    )
+    same = found.tolist() == torch.cat(accepted).tolist()
+    grow(table, world)
+    alone, n = products_of(ours(whole))
+    least = table.timed(alone)[0]
+    print(least, n, whole.n_blocks / kept / least, same)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,14 @@ def test_strata_with_few_prompts_are_named():
     assert "chat (10)" in note
 
 
+def test_strata_whose_bounds_round_to_the_same_are_kept_apart():
+    even = np.linspace(5.001, 5.002, P + G)  # as of a target with random weights
+    found = result("data.strata", kinds(entropy=even))
+    rows = found.frame[found.frame["dimension"] == "target entropy"]
+    assert len(rows) > 1
+    assert rows["versus_rest"].notna().all()
+
+
 def test_a_single_prompt_decides_nothing():
     found = result("data.strata", kinds(n=1))
     assert found.verdict is Verdict.INCONCLUSIVE
