@@ -86,10 +86,10 @@ def _measure(run: Run, role: str) -> dict[str, Any]:
 
 
 def _special_ids(target: str) -> list[int]:
-    """Special tokens of the target's tokenizer, where its folder is at hand."""
+    """Special tokens of the target's tokenizer, where its files are at hand."""
     from dflash_diag.targets import load_tokenizer
 
-    if not target or not Path(target).is_dir():
+    if not target or not Path(target).exists():
         return []
     tokenizer = load_tokenizer(target)
     return sorted(tokenizer.all_special_ids) if tokenizer is not None else []

@@ -36,6 +36,7 @@ from dflash_diag.bundle_checks import (
     check_tensor,
 )
 from dflash_diag.errors import BadInput, CaptureError
+from dflash_diag.gguf_file import GgufFile, in_gguf
 from dflash_diag.storage import StrPath, read_json, read_parquet, sha256_file, to_json_text
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ class Capture:
         verify
             Whether to hash every file. Otherwise only their presence is checked.
         target
-            The target's folder: must be the one that a bundle was made of; for a capture made by
-            other code it lends embedding, head and final norm.
+            The target's folder or GGUF file: must be the one that a bundle was made of; for a
+            capture made by other code it lends embedding, head and final norm.
         layer_ids
             For a capture made by other code that does not name its layers: these, in the order of
             its states.
@@ -280,7 +281,7 @@ class Capture:
         return int(self.facts["max_new_tokens"])
 
     def check_target(self, folder: StrPath) -> None:
-        """Make sure that this capture was made of the target in ``folder``.
+        """Make sure that this capture was made of the target in ``folder``, or in that GGUF file.
 
         Raises
         ------
@@ -290,7 +291,7 @@ class Capture:
         from dflash_diag.targets import fingerprint
 
         ours = self.target_facts.get("files") or {}
-        if not Path(folder).is_dir() or not ours:
+        if not Path(folder).exists() or not ours:
             return
         theirs = fingerprint(folder)
         for part in ("weights", "tokenizer"):
@@ -305,12 +306,12 @@ class Capture:
         if name not in self.shared_tensors:
             raise CaptureError(
                 f"{self.path} holds no {name.replace('_', ' ')} of the target",
-                do="give the target's folder with --target",
+                do="give the target with --target",
             )
         path, key = self.shared_tensors[name]
         # Kept for later uses, gradients among them, whatever mode it is first asked for in.
         with torch.inference_mode(mode=False):
-            tensor = self._read(path, key)
+            tensor = GgufFile.read(path).tensor(key) if in_gguf(path) else self._read(path, key)
         return check_tensor(path, key, tensor, (None,) if name == "final_norm" else (None, None))
 
     def _stored(

@@ -28,6 +28,7 @@ from dflash_diag.checkpoints.pickles import UnsafePickle
 from dflash_diag.checkpoints.placeholders import TensorRef, as_mapping
 from dflash_diag.checkpoints.torchzip import TorchZip, explain_bare_pickle
 from dflash_diag.errors import BadInput, CaptureError, CheckpointError
+from dflash_diag.gguf_file import EMBEDDING, FINAL_NORM, HEAD, GgufFile, in_gguf
 from dflash_diag.storage import StrPath
 from dflash_diag.target_config import read_target_config
 
@@ -368,8 +369,33 @@ def _continuation(file: _File, path: Path, n_tokens: int) -> tuple[int, int]:
     return (int(before[-1]) + 1 if len(before) else 1), end
 
 
+def _lent_by_gguf(path: Path) -> tuple[dict[str, tuple[Path, str]], dict[str, Any]]:
+    """What a GGUF file lends, dequantised, and its facts."""
+    file, config = GgufFile.read(path), read_target_config(path)
+    lacking = next((name for name in (EMBEDDING, FINAL_NORM) if name not in file.tensors), None)
+    if lacking:
+        raise BadInput(f"{path} holds no tensor {lacking}", "a target's weights")
+    tied = HEAD not in file.tensors
+    head = EMBEDDING if tied else HEAD
+    shared = {"embedding": EMBEDDING, "final_norm": FINAL_NORM, "head": head}
+    rows, width = file.tensors[head].shape
+    return {name: (path, key) for name, key in shared.items()}, {
+        "source": path.name,
+        "hidden_size": width,
+        "vocab_size": rows,
+        "n_layers": config.num_hidden_layers,
+        "layer_types": config.layer_types,
+        "max_positions": config.max_position_embeddings,
+        "tied": tied,
+        # Where a family multiplies by 1 + w, that sum is what the file holds.
+        "final_norm": {"style": "plain", "eps": config.rms_norm_eps},
+    }
+
+
 def _lent_by(folder: Path) -> tuple[dict[str, tuple[Path, str]], dict[str, Any]]:
-    """Embedding, head and final norm of a target's folder, and its facts; loads no model."""
+    """Embedding, head and final norm of a target's files, and its facts; loads no model."""
+    if in_gguf(folder):
+        return _lent_by_gguf(folder)
     try:
         config = read_target_config(folder)
     except BadInput as error:

@@ -140,6 +140,13 @@ def _messages_problem(messages: Any) -> Problem:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             return f"entry {index} has no role", 'objects such as {"role": "user", "content": "…"}'
+        content = message.get("content")
+        if content is None and message.get("tool_calls"):
+            continue
+        if not isinstance(content, str):
+            # Templates that take other things write them as Python would, or leave them out.
+            said = "no content" if content is None else f"content of type {type(content).__name__}"
+            return f"entry {index} has {said}", "text: a string"
     return _text_problem(json.dumps(messages, ensure_ascii=False, default=str))
 
 

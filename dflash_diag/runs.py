@@ -39,6 +39,7 @@ from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
 from dflash_diag.diagnostics.reference import doubt, doubted
 from dflash_diag.errors import BadInput, CaptureError, CheckpointError
+from dflash_diag.gguf_file import in_gguf
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
 from dflash_diag.results import Result, Verdict, worst
@@ -143,9 +144,8 @@ def _label(path: Path) -> str:
 
 
 def _declared_facts(target: str) -> dict[str, Any]:
-    """Sizes as the configuration of a target's folder has them; empty for a hub id."""
-    path = Path(target) / "config.json"
-    if not target or not path.is_file():
+    """Sizes as a target's folder or GGUF file states them; empty for a hub id."""
+    if not target or not (in_gguf(target) or (Path(target) / "config.json").is_file()):
         return {}
     config = read_target_config(target)
     return {
@@ -491,7 +491,7 @@ class Run:
         return storage.content_key(
             "capture/1",
             *([server.identity()] if server else []),
-            fingerprint(folder) if folder.is_dir() else self.config.target,
+            fingerprint(folder) if folder.exists() else self.config.target,
             [prompt.to_json() for prompt in self.prompts],
             self._taps,
             self.config.model_dump(

@@ -12,7 +12,7 @@ import json
 import struct
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_diag import gguf_loading
 from dflash_diag.backends import Backend, choose_backend
 from dflash_diag.caches import CacheAdapter
 from dflash_diag.errors import BadInput, PromptError
+from dflash_diag.gguf_file import PLAIN, SUFFIX, GgufFile, in_gguf
 from dflash_diag.hidden_states import (
     TargetParts,
     find_parts,
@@ -33,7 +35,7 @@ from dflash_diag.hidden_states import (
     text_config,
 )
 from dflash_diag.prompts import Prompt
-from dflash_diag.storage import StrPath, sha256_file
+from dflash_diag.storage import StrPath, make_dir, output_errors, sha256_file
 
 DTYPES = {
     "float32": torch.float32,
@@ -50,9 +52,9 @@ class Target:
     model: Any
     """A transformers model."""
     source: str
-    """The folder or hub id that it was loaded from."""
+    """The folder, GGUF file or hub id that it was loaded from."""
     folder: Path | None
-    """Where its files lie on this machine, if that is known."""
+    """Where its files lie on this machine, if that is known; or the GGUF file that holds it all."""
     parts: TargetParts
     backend: Backend
 
@@ -108,6 +110,11 @@ class Target:
     def tokenizer(self) -> Any:
         """The target's tokenizer, or None."""
         return load_tokenizer(self.folder or self.source)
+
+    @cached_property
+    def gguf(self) -> GgufFile | None:
+        """The file that it was loaded from, where that is a GGUF."""
+        return GgufFile.read(self.folder) if self.folder and in_gguf(self.folder) else None
 
     def logits(
         self,
@@ -166,7 +173,7 @@ class Target:
         elif self.tokenizer is None:
             raise PromptError(
                 f"prompt {prompt.id!r} is text and {self.source} has no tokenizer",
-                "a tokenizer.json in the target's folder",
+                "a tokenizer.json in the target's folder, or a tokenizer in its GGUF file",
                 "or give the prompt as prompt_ids",
             )
         elif prompt.text is not None:
@@ -196,15 +203,29 @@ class Target:
                 do="give the prompt as text",
             )
         messages = [dict(m) for m in prompt.messages or ()]
-        try:
-            text = self.tokenizer.apply_chat_template(
+
+        def rendered(messages: list[dict[str, Any]]) -> str:
+            text: str = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **template
             )
+            return text
+
+        try:
+            text = rendered(messages)
         except Exception as error:  # a template is a program, and may fail like one
             raise PromptError(
-                f"prompt {prompt.id!r}: the chat template fails ({error})",
-                do="check its messages and --chat-template-kwargs",
+                f"prompt {prompt.id!r}: the chat template refuses it ({error})",
+                "messages in roles and an order that the template knows",
+                "check its messages and --chat-template-kwargs",
             ) from error
+        for index, message in enumerate(messages):
+            if message.get("content") and _ignored(rendered, messages, index, text):
+                raise PromptError(
+                    f"prompt {prompt.id!r}: the chat template leaves out messages entry {index} "
+                    f"(role {message['role']!r})",
+                    "roles that the template knows",
+                    "remove the message, or say it in another role",
+                )
         return self._tokenized(prompt, text, add_special_tokens=False)
 
     def _tokenized(self, prompt: Prompt, text: str, **how: bool) -> list[int]:
@@ -228,6 +249,7 @@ class Target:
         config = text_config(self.model)
         layer_types = getattr(config, "layer_types", None)
         return {
+            **self._origin(),
             "source": Path(self.source).name,
             "architecture": type(self.model).__name__,
             "hidden_size": int(self.parts.embedding.weight.shape[1]),
@@ -250,6 +272,35 @@ class Target:
             "files": self.fingerprint,
         }
 
+    def _origin(self) -> dict[str, Any]:
+        """What the weights were before they were numbers; nothing where they always were."""
+        if self.gguf is None:
+            return {}
+        types, name = self.gguf.tensor_types, self.gguf.path.name
+        origin = {
+            "file": name,
+            "sha256": self.fingerprint["weights"][name],
+            "architecture": self.gguf.architecture,
+            "tensor_types": types,
+            "dequantised": not types.keys() <= set(PLAIN),
+        }
+        return {"gguf": origin}
+
+    def save(self, folder: StrPath) -> Path:
+        """Write model and tokenizer as a transformers folder, for what reads no GGUF.
+
+        Raises
+        ------
+        OutputError
+            The folder cannot be written.
+        """
+        folder = make_dir(folder)
+        with output_errors(folder), _quiet_loading():
+            self.model.save_pretrained(folder)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(folder)
+        return folder
+
     def _n_parameters(self) -> int:
         n = sum(p.numel() for p in self.model.parameters())
         twice = self.parts.tied and self.parts.embedding.weight is not self.parts.head.weight
@@ -264,7 +315,7 @@ def load_target(
     backend: str = "auto",
     max_memory: Mapping[int | str, int | str] | None = None,
 ) -> Target:
-    """Load a target from a folder, or by a hub id through transformers.
+    """Load a target from a folder or a GGUF file, or by a hub id through transformers.
 
     Parameters
     ----------
@@ -273,7 +324,8 @@ def load_target(
         layers are spread over all GPUs, then host memory, then the disk, by accelerate. They still
         run on a GPU, each fetched when its turn comes.
     dtype
-        ``auto`` is float32 on a CPU and the checkpoint's own type on a GPU.
+        ``auto`` is float32 on a CPU and the checkpoint's own type on a GPU. The blocks of a GGUF
+        file have no type of their own; what they are worth is float32.
     max_memory
         For ``split``: how much each place may hold, such as ``{0: "70GiB", "cpu": "100GiB"}``. All
         that is free, if not given.
@@ -283,11 +335,12 @@ def load_target(
     BadInput
         Nothing there, not a model, tensors missing, or a device or backend that cannot be used.
     """
-    folder = existing_folder(source)
+    folder = existing_files(source)
     place = resolve_device(device)
     if dtype not in ("auto", *DTYPES):
         raise BadInput(f"--dtype {dtype}", f"one of auto, {', '.join(DTYPES)}")
-    wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
+    in_full = place.type == "cpu" or (folder is not None and in_gguf(folder))
+    wanted = DTYPES.get(dtype) or (torch.float32 if in_full else "auto")
     if device == "split":
         with _quiet_loading():
             model = _spread(folder or str(source), wanted, max_memory)
@@ -313,22 +366,33 @@ def wrap_target(
     return Target(model=model, source=source, folder=folder, parts=parts, backend=chosen)
 
 
-def existing_folder(source: StrPath) -> Path | None:
-    """The folder ``source``, or None for what looks like a hub id.
+def existing_files(source: StrPath) -> Path | None:
+    """The folder or GGUF file ``source``, or None for what looks like a hub id.
 
     Raises
     ------
     BadInput
-        It is a file, a folder without a model, or a path that leads nowhere.
+        A file that is no usable GGUF, a folder without a model, or a path that leads nowhere.
     """
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise BadInput(f"{source} has no config.json", "the folder of a transformers model")
+            inside = sorted(one.name for one in path.glob(f"*{SUFFIX}"))
+            raise BadInput(
+                f"{source} has no config.json",
+                "the folder of a transformers model, or a GGUF file",
+                f"name the file: {path / inside[0]}" if inside else None,
+            )
         return path
+    if in_gguf(path):
+        return GgufFile.read(path).path
     if path.exists():
-        raise BadInput(f"{source} is a file", "the folder of a transformers model, or a hub id")
+        raise BadInput(
+            f"{source} is a file", f"a transformers folder, a {SUFFIX} file, or a hub id"
+        )
     text = str(source)
+    if path.suffix == SUFFIX:
+        raise BadInput(f"no such file: {source}", "a GGUF file")
     if path.is_absolute() or text.count("/") != 1 or text.startswith((".", "~")):
         raise BadInput(f"no such folder: {source}", "the folder of a transformers model")
     return None
@@ -379,26 +443,24 @@ def _spread(
 
 
 def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) -> Any:
-    import transformers
-
+    file = GgufFile.read(source) if in_gguf(source) else None
     try:
-        # Said outright: otherwise transformers asks whether to run the code that a folder brings.
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        _refuse_fetched_code(source, config)
-        name = (getattr(config, "architectures", None) or [""])[0]
-        kind: Any = getattr(transformers, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            kind = transformers.AutoModelForCausalLM
-        model, loading = kind.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **placing
-        )
+        if file is None:
+            model, loading = _from_folder(source, dtype, placing)
+        else:
+            model, loading = _from_gguf(file, dtype, placing)
     except BadInput:
         raise
     except Exception as error:  # transformers raises whatever an odd configuration leads to
         lines = str(error).strip().splitlines()
+        found = f"{source} cannot be loaded ({lines[0] if lines else type(error).__name__})"
+        if file is None:
+            raise BadInput(found, "a transformers causal language model") from error
         raise BadInput(
-            f"{source} cannot be loaded ({lines[0] if lines else type(error).__name__})",
-            "a transformers causal language model",
+            found,
+            "a causal language model of an architecture that transformers loads from GGUF "
+            f"(this one is {file.architecture!r})",
+            "give it as a transformers folder",
         ) from error
     lacking = sorted(str(k) for k in loading["missing_keys"])
     lacking += sorted(str(k) for k in loading["mismatched_keys"])
@@ -410,6 +472,57 @@ def _from_pretrained(source: StrPath, dtype: torch.dtype | str, **placing: Any) 
             "a complete checkpoint",
         )
     return model
+
+
+def _from_folder(
+    source: StrPath, dtype: torch.dtype | str, placing: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """A model, and what transformers says about its loading."""
+    from transformers import AutoConfig
+
+    # Said outright: otherwise transformers asks whether to run the code that a folder brings.
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    _refuse_fetched_code(source, config)
+    return _class_of(config).from_pretrained(
+        source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **placing
+    )
+
+
+def _from_gguf(
+    file: GgufFile, dtype: torch.dtype | str, placing: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The same for a GGUF file; what lies beside it does not count."""
+    from transformers import AutoConfig
+
+    # Its whole path, so that no file of the same name in the working directory is taken.
+    folder, name = file.path.parent, str(file.path)
+    with gguf_loading.quick_reading():
+        config = AutoConfig.from_pretrained(folder, gguf_file=name)
+        kind = _class_of(config)
+        gguf_loading.refuse_another_model(file, config, kind)
+        model, loading = kind.from_pretrained(
+            folder,
+            gguf_file=name,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            **gguf_loading.as_plain_numbers(),
+            **placing,
+        )
+    if file.end_ids:
+        model.generation_config.eos_token_id = file.end_ids
+    return model, loading
+
+
+def _class_of(config: Any) -> Any:
+    """The class of the model that a configuration describes."""
+    import transformers
+
+    name = (getattr(config, "architectures", None) or [""])[0]
+    kind = getattr(transformers, name, None)
+    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+        return kind
+    return transformers.AutoModelForCausalLM
 
 
 def _refuse_fetched_code(source: StrPath, config: Any) -> None:
@@ -453,7 +566,10 @@ def load_tokenizer(source: StrPath) -> Any:
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
+    file = GgufFile.read(source) if in_gguf(source) else None
     try:
+        if file is not None:
+            return gguf_loading.load_tokenizer(file)
         own = folder / "tokenizer.json"
         if own.is_file() and not (folder / "tokenizer_config.json").is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(own))
@@ -479,9 +595,14 @@ def fingerprint(folder: StrPath) -> dict[str, Any]:
 
     Files up to 256 MiB are hashed whole. Of larger ones the size, the header and 64 evenly spaced
     pieces of 64 KiB are, so that a target of 50 GiB takes no minute; such hashes start with
-    ``sampled:``. ``chat_template`` is None where there is none.
+    ``sampled:``. ``chat_template`` is None where there is none. A GGUF file is all of it in one.
     """
     folder = Path(folder)
+    if in_gguf(folder):
+        file = GgufFile.read(folder)
+        weights = {file.path.name: _hash(file.path)}
+        template = file.sha256_of_template
+        return {"weights": weights, "config": {}, "tokenizer": {}, "chat_template": template}
 
     def hashed(names: tuple[str, ...]) -> dict[str, str]:
         found = sorted({p for name in names for p in folder.glob(name) if p.is_file()})
@@ -520,6 +641,20 @@ def _template_hash(folder: Path) -> str | None:
     if template is None:
         return None
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
+
+
+def _ignored(
+    render: Callable[[list[dict[str, Any]]], str],
+    messages: list[dict[str, Any]],
+    index: int,
+    text: str,
+) -> bool:
+    """Whether a chat template makes the same text of other words in this message."""
+    other = {**messages[index], "content": f"{messages[index]['content']}?!"}
+    try:
+        return render([*messages[:index], other, *messages[index + 1 :]]) == text
+    except Exception:  # noqa: BLE001 - whatever a template may raise; it has read the words then
+        return False
 
 
 def _logit_scale(config: Any) -> float:

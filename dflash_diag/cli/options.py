@@ -24,7 +24,12 @@ def option(help_: str, *names: str, metavar: str, panel: str, **more: Any) -> An
 
 
 Target = Annotated[
-    str, option("Target: a transformers folder, or a hub id.", metavar="DIR_OR_ID", panel=INPUTS)
+    str,
+    option(
+        "Target: a transformers folder, a GGUF file, or a hub id.",
+        metavar="DIR|FILE.gguf|ID",
+        panel=INPUTS,
+    ),
 ]
 Drafter = Annotated[
     str,

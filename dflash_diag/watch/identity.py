@@ -97,11 +97,11 @@ def check(config: RunConfig) -> None:
         It is not.
     """
     from dflash_diag.runs import Run
-    from dflash_diag.targets import existing_folder
+    from dflash_diag.targets import existing_files
 
     Run.open(config, needs_drafter=False)
     if config.target:
-        existing_folder(config.target)
+        existing_files(config.target)
 
 
 def command(config: RunConfig, log: Path) -> Command:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_diag.gguf_file import GgufFile, in_gguf
 from dflash_diag.targets import load_tokenizer
 from dflash_diag.token_kinds import kind_of
 
@@ -24,8 +25,10 @@ class Words:
     def decode(self) -> Callable[[int], str] | None:
         """The text of any token; None where no tokenizer is at hand."""
         folder = Path(self.run.config.target)
-        if not self.run.config.target or not folder.is_dir():
+        if not self.run.config.target or not folder.exists():
             return None
+        if in_gguf(folder) and (decode := GgufFile.read(folder).decoder):
+            return decode
         if (folder / "tokenizer.json").is_file():
             from tokenizers import Tokenizer
 

@@ -590,10 +590,10 @@ def test_a_full_disk_leaves_nothing(loaded, tmp_path, monkeypatch):
         (None, {"max_new_tokens": 0}, BadInput, "--max-new-tokens 0; expected at least 1"),
         (None, {"layers": "some"}, BadInput, "--layers some"),
         (
-            [Prompt(id="x", messages=({"role": "user"},))],
+            [Prompt(id="x", messages=({"role": "user", "content": "w1"},))],
             {"chat_template_kwargs": {"add_generation_prompt": True}},
             PromptError,
-            "the chat template fails",
+            "the chat template refuses it",
         ),
     ],
 )

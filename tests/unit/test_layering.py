@@ -52,6 +52,8 @@ LAYERS = [
     }
     | {
         "foreign",
+        "gguf_file",
+        "gguf_loading",
         "hidden_states",
         "identity",
         "influence",

@@ -85,6 +85,12 @@ def test_unicode_separators_inside_a_line_do_not_end_it(read):
         ('{"id": "b", "messages": []}', "messages is empty"),
         ('{"id": "b", "messages": "hi"}', "messages is str"),
         ('{"id": "b", "messages": [{"content": "hi"}]}', "entry 0 has no role"),
+        ('{"id": "b", "messages": [{"role": "user"}]}', "entry 0 has no content; expected text"),
+        ('{"id": "b", "messages": [{"role": "user", "content": 3}]}', "content of type int"),
+        (
+            '{"id": "b", "messages": [{"role": "user", "content": [{"type": "text"}]}]}',
+            "entry 0 has content of type list; expected text: a string",
+        ),
         ('{"id": "b", "prompt_ids": []}', "prompt_ids is empty"),
         ('{"id": "b", "prompt_ids": [1, -2]}', "entry 1 is -2; expected integers from 0"),
         ('{"id": "b", "prompt_ids": [true]}', "entry 0 is True"),
