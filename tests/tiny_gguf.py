@@ -13,6 +13,8 @@ HIDDEN, MLP = 32, 64
 THETA, EPS = 12_345.0, 1e-3
 """Neither is anybody's default."""
 START, END = 256, 257
+PRINTABLE = 94
+"""Tokens from 0 on that are printable ASCII."""
 MERGES = ["Ġ Ġ", "d e", "de f", "Ġ 1"]
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}"
@@ -23,7 +25,11 @@ TEMPLATE = (
 )
 
 
-def make_llama(*, seed: int = 0, tied: bool = True) -> Any:
+def make_llama(*, seed: int = 0, tied: bool = True, ascii_only: bool = False) -> Any:
+    """A model with random weights.
+
+    With ``ascii_only`` it never generates a byte that is no character by itself.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -48,6 +54,8 @@ def make_llama(*, seed: int = 0, tied: bool = True) -> Any:
             parameter.uniform_(0.5, 1.5)
         else:
             parameter.mul_(4)  # as loud as trained weights, so that no choice is a tie
+    if ascii_only:
+        model.get_input_embeddings().weight[PRINTABLE:] = 0
     return model
 
 
