@@ -1,4 +1,4 @@
-"""A GGUF file's model and tokenizer, through transformers: dequantised, and in seconds.
+"""A GGUF file's model through transformers: dequantised, whole, and in seconds.
 
 transformers reads the file's every token through numpy several times over, and builds the table of
 tensor names anew for each module of the model: for 135 M parameters that takes ten times as long as
@@ -20,10 +20,6 @@ import torch
 from dflash_diag.errors import BadInput
 from dflash_diag.gguf_file import HEAD, GgufFile
 
-_DIGITS_APART = frozenset(
-    ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
-)
-"""Ways to split text, in llama.cpp's names, that take every digit by itself before all else."""
 _STRAIGHT = (None, "none")
 """Ways to scale RoPE that leave it as it is."""
 
@@ -110,27 +106,3 @@ def refuse_another_model(file: GgufFile, config: Any, kind: Any) -> None:
             "a model that it loads whole",
             "give it as a transformers folder",
         )
-
-
-def load_tokenizer(file: GgufFile) -> Any:
-    """The file's tokenizer with its chat template; None where it has none.
-
-    Only the file counts, whatever lies beside it.
-    """
-    from tokenizers import pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    if not file.tokens:
-        return None
-    with quick_reading():
-        tokenizer = PreTrainedTokenizerFast(
-            gguf_file=str(file.path),
-            name_or_path=str(file.path.parent),
-            clean_up_tokenization_spaces=False,
-        )
-    if file.metadata.get("tokenizer.ggml.pre") in _DIGITS_APART:
-        # transformers splits as GPT-2 does, which takes the last of several blanks with the digit.
-        backend = tokenizer.backend_tokenizer
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
-    return tokenizer

@@ -27,6 +27,7 @@ PACKAGES = (
     "flash-linear-attention",
     "causal-conv1d",
     "safetensors",
+    "gguf",
     "tokenizers",
     "numpy",
     "scipy",

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash_diag import gguf_loading
+from dflash_diag import gguf_loading, gguf_tokenizer
 from dflash_diag.backends import Backend, choose_backend
 from dflash_diag.caches import CacheAdapter
 from dflash_diag.errors import BadInput, PromptError
@@ -569,7 +569,7 @@ def load_tokenizer(source: StrPath) -> Any:
     file = GgufFile.read(source) if in_gguf(source) else None
     try:
         if file is not None:
-            return gguf_loading.load_tokenizer(file)
+            return gguf_tokenizer.load_tokenizer(file)
         own = folder / "tokenizer.json"
         if own.is_file() and not (folder / "tokenizer_config.json").is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(own))

@@ -120,6 +120,13 @@ def test_the_tokenizer_is_the_files(file, target):
         "<|im_start|>assistant\n"
     )
     assert ids.count(tiny_gguf.START) == 3
+    # GPT-2's own <|endoftext|> is none of its tokens, and a leading blank belongs to the text.
+    assert max(target.tokenizer.get_vocab().values()) == tiny_gguf.VOCABULARY - 1
+    assert target.tokenizer.decode(target.tokenizer(" def <|endoftext|>")["input_ids"]) == (
+        " def <|endoftext|>"
+    )
+    names = ("bos_token_id", "eos_token_id", "unk_token_id")
+    assert [getattr(target.tokenizer, name) for name in names] == [256, 257, None]
     # Two blanks and a digit: the vocabulary has a blank with a digit, which must not be taken.
     assert target.tokenizer.tokenize("  1") == ["ĠĠ", "1"]
     texts = [GgufFile.read(file).decoder(i) for i in ids]
@@ -414,7 +421,7 @@ def test_smollm2_answers():
     ids = target.encode(chat(("user", "What is the capital of France?")))
     made = target.model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
     assert target.decode(made[0, len(ids) :].tolist()) == "The capital of France is Paris."
-    assert made[0, -1] in target.eos_ids
+    assert int(made[0, -1]) in target.eos_ids
     assert target.tokenizer.tokenize("x =  1") == ["x", "Ġ=", "ĠĠ", "1"]
     assert target.facts()["gguf"]["tensor_types"] == {"Q4_1": 210, "F32": 61, "Q8_0": 1}
     found = GgufFile.read(path)

@@ -54,6 +54,7 @@ LAYERS = [
         "foreign",
         "gguf_file",
         "gguf_loading",
+        "gguf_tokenizer",
         "hidden_states",
         "identity",
         "influence",
