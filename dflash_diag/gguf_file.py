@@ -41,11 +41,14 @@ MAX_DIMS = 4
 """Of a tensor, as ggml has it."""
 PLAIN = ("F32", "F16", "BF16", "F64")
 """Types that are numbers already; all others are quantised."""
-END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+ENDS = ("eos", "eot", "eom")
 """Tokens that end a sequence, a turn and a message: llama.cpp stops at each of them."""
 
 EMBEDDING, FINAL_NORM, HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
 """llama.cpp's names; the head is there only where it is not the embedding."""
+
+BYTE_LEVEL = "gpt2"
+"""llama.cpp's name of vocabularies that are spelled in bytes."""
 
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _MAGIC = b"GGUF"
@@ -106,16 +109,26 @@ class GgufFile:
         """A size or constant of the model; None where the file does not state it."""
         return self.metadata.get(f"{self.architecture}.{name}")
 
+    def text(self, key: str) -> str | None:
+        """A key's value if it is a text."""
+        found = self.metadata.get(key)
+        return found if isinstance(found, str) else None
+
+    def token_id(self, role: str) -> int | None:
+        """The id of a special token, if the file names one of its tokens for that role."""
+        found = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        return found if isinstance(found, int) and 0 <= found < len(self.tokens) else None
+
     @property
-    def n_layers(self) -> int | None:
+    def n_layers(self) -> int:
         """Decoder layers, without those that predict several tokens ahead."""
-        n = self.setting("block_count")
-        return n - (self.setting("nextn_predict_layers") or 0) if isinstance(n, int) else None
+        ahead = self.setting("nextn_predict_layers")
+        return int(self.setting("block_count")) - (ahead if isinstance(ahead, int) else 0)
 
     def predicts_ahead(self, tensor: str) -> bool:
         """Whether a tensor is of a layer for several tokens ahead, which is no decoder layer."""
         layer = _LAYER.match(tensor)
-        return layer is not None and self.n_layers is not None and int(layer[1]) >= self.n_layers
+        return layer is not None and int(layer[1]) >= self.n_layers
 
     @property
     def tensor_types(self) -> dict[str, int]:
@@ -129,27 +142,23 @@ class GgufFile:
         return found if isinstance(found, list) else ()
 
     @property
-    def chat_template(self) -> str | None:
-        found = self.metadata.get("tokenizer.chat_template")
-        return found if isinstance(found, str) else None
-
-    @property
     def sha256_of_template(self) -> str | None:
-        text = self.chat_template
+        """Hash of its chat template; None where it has none."""
+        text = self.text("tokenizer.chat_template")
         return None if text is None else hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def end_ids(self) -> list[int]:
         """Tokens at which generation ends."""
-        found = (self.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS)
-        return sorted({one for one in found if isinstance(one, int)})
+        found = map(self.token_id, ENDS)
+        return sorted({one for one in found if one is not None})
 
     @property
     def decoder(self) -> Callable[[int], str] | None:
         """The text of any token, without transformers; None where the spelling is another one."""
         from tokenizers import decoders
 
-        if self.metadata.get("tokenizer.ggml.model") != "gpt2" or not self.tokens:
+        if self.text("tokenizer.ggml.model") != BYTE_LEVEL or not self.tokens:
             return None
         tokens, bytes_ = self.tokens, decoders.ByteLevel()
         return lambda token: bytes_.decode([tokens[token]]) if token < len(tokens) else ""
@@ -315,8 +324,8 @@ class _Header:
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.bad(f"has general.alignment {alignment!r:.40}", "a power of two")
-        parts = metadata.get("split.count", 1)
-        if parts not in (0, 1):
+        parts = metadata.get("split.count")
+        if isinstance(parts, int) and parts > 1:
             raise self.bad(
                 f"is one of {parts} parts of a model",
                 "the whole in one file",
@@ -342,16 +351,21 @@ class _Header:
         """Refuse metadata of more or fewer layers, or of another width, than the tensors have."""
         stated = found.setting("block_count")
         layers = {int(match[1]) for match in map(_LAYER.match, found.tensors) if match}
-        if stated != len(layers) or layers != set(range(len(layers))):
+        if not isinstance(stated, int) or layers != set(range(min(stated, len(layers) + 1))):
             raise self.bad(
                 f"states {found.architecture}.block_count {stated!r:.40} and has the tensors of "
                 f"{len(layers)} layers",
                 "as many layers as it states",
             )
+        for name in (EMBEDDING, HEAD):
+            if name in found.tensors and len(found.tensors[name].shape) != 2:
+                raise self.bad(f"has {name} of shape {list(found.tensors[name].shape)}", "[V, H]")
         table = found.tensors.get(EMBEDDING)
         for name, has in (("vocab_size", 0), ("embedding_length", 1)):
             said = found.setting(name)
-            if table is not None and said is not None and said != table.shape[has]:
+            if table is None or said is None:
+                continue
+            if not isinstance(said, int) or said != table.shape[has]:
                 raise self.bad(
                     f"states {found.architecture}.{name} {said!r:.40} and has {EMBEDDING} of "
                     f"shape {list(table.shape)}",

@@ -98,7 +98,7 @@ def refuse_another_model(file: GgufFile, config: Any, kind: Any) -> None:
             "a model that it loads whole",
             "give it as a transformers folder",
         )
-    scaling = file.setting("rope.scaling.type")
+    scaling = file.text(f"{file.architecture}.rope.scaling.type")
     rope = getattr(text, "rope_parameters", None) or {}
     if scaling not in _STRAIGHT and rope.get("rope_type", "default") == "default":
         raise BadInput(

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dflash_diag.gguf_file import GgufFile
+from dflash_diag.gguf_file import BYTE_LEVEL, GgufFile
 from dflash_diag.gguf_loading import quick_reading
 
-BYTE_LEVEL = "gpt2"
-"""llama.cpp's name of vocabularies that are spelled in bytes."""
 _DIGITS_APART = frozenset(
     ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
 )
@@ -40,8 +38,8 @@ def load_tokenizer(file: GgufFile) -> Any:
     _drop_strangers(tokenizer, len(file.tokens))
     _split_and_join(tokenizer.backend_tokenizer, file)
     for role, name in _ROLES.items():
-        one = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(one, int) and one < len(file.tokens):
+        one = file.token_id(name)
+        if one is not None:
             setattr(tokenizer, f"{role}_token", file.tokens[one])
     return tokenizer
 
@@ -61,10 +59,10 @@ def _split_and_join(backend: Any, file: GgufFile) -> None:
     """Split text as the file's kind does, and join bytes without leaving any out."""
     from tokenizers import decoders, pre_tokenizers
 
-    if file.metadata.get("tokenizer.ggml.model") != BYTE_LEVEL:
+    if file.text("tokenizer.ggml.model") != BYTE_LEVEL:
         return
     backend.decoder = decoders.ByteLevel()
-    if file.metadata.get("tokenizer.ggml.pre") in _DIGITS_APART:
+    if file.text("tokenizer.ggml.pre") in _DIGITS_APART:
         # GPT-2's way alone would take the last of several blanks with the digit behind it.
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])

@@ -540,14 +540,19 @@ def _refuse_fetched_code(source: StrPath, config: Any) -> None:
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """Keep transformers' own bars out of logs and notebooks while weights load."""
+    """Keep transformers' bars and tables out of logs and notebooks while weights load.
+
+    What the tables say, that tensors are missing, is an error here.
+    """
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 
