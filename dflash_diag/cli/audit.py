@@ -12,6 +12,7 @@ from dflash_diag.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Example,
     FailOn,
     Json,
     Out,
@@ -41,6 +42,7 @@ step.layers names the columns of states; the default is the drafter's taps and t
 
 def verb(
     step: Step = "",
+    example: Example = "",
     target: Target = "",
     training_sequences: TrainingSequences = "",
     capture: CaptureDir = "",

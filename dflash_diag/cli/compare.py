@@ -14,6 +14,7 @@ from dflash_diag.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Example,
     FailOn,
     History,
     Json,
@@ -54,6 +55,7 @@ def verb(
     ] = [],  # noqa: B006 - typer's way to take several
     drafter: Drafter = "",
     reference: Reference = "",
+    example: Example = "",
     target: Target = "",
     prompts: Prompts = "",
     max_new_tokens: NewTokens = 0,

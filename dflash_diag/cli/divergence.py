@@ -11,6 +11,7 @@ from dflash_diag.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Example,
     FailOn,
     Json,
     Layers,
@@ -40,6 +41,7 @@ Examples:
 def verb(
     against: Against = "",
     capture: CaptureDir = "",
+    example: Example = "",
     target: Target = "",
     prompts: Prompts = "",
     drafter: Drafter = "",

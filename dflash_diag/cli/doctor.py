@@ -12,6 +12,7 @@ from dflash_diag.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Example,
     FailOn,
     Json,
     Layers,
@@ -50,6 +51,7 @@ Examples:
 
 
 def verb(
+    example: Example = "",
     target: Target = "",
     drafter: Drafter = "",
     reference: Reference = "",

@@ -18,6 +18,7 @@ from dflash_diag.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Example,
     History,
     Layers,
     LosslessPrompts,
@@ -56,6 +57,7 @@ Examples:
 
 
 def verb(
+    example: Example = "",
     target: Target = "",
     drafter: Drafter = "",
     reference: Reference = "",

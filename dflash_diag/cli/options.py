@@ -23,6 +23,15 @@ def option(help_: str, *names: str, metavar: str, panel: str, **more: Any) -> An
     return typer.Option(*names, help=help_, metavar=metavar, rich_help_panel=panel, **more)
 
 
+Example = Annotated[
+    str,
+    option(
+        "Embedded example that is meant where nothing of your own is named: hybrid, trained for "
+        "it, or smollm2, a public chat model that is installed beside it.",
+        metavar="NAME",
+        panel=INPUTS,
+    ),
+]
 Target = Annotated[
     str,
     option(

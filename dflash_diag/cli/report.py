@@ -17,6 +17,7 @@ from dflash_diag.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Example,
     FailOn,
     History,
     Layers,
@@ -57,6 +58,7 @@ Examples:
 
 
 def verb(
+    example: Example = "",
     target: Target = "",
     drafter: Drafter = "",
     reference: Reference = "",

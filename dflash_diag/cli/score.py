@@ -11,6 +11,7 @@ from dflash_diag.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Example,
     FailOn,
     Json,
     Layers,
@@ -44,6 +45,7 @@ Examples:
 
 def verb(
     drafter: Drafter,
+    example: Example = "",
     target: Target = "",
     prompts: Prompts = "",
     reference: Reference = "",
