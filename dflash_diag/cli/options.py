@@ -192,6 +192,15 @@ TemplateKwargs = Annotated[
     str,
     option("For the tokenizer's chat template.", metavar="JSON", panel=INPUTS),
 ]
+Render = Annotated[
+    list[str],
+    option(
+        "Render the chat prompts otherwise too, and say what it costs: off (no template), or "
+        "system=TEXT (another system prompt). Repeatable; each writes the answers anew.",
+        metavar="off|system=TEXT",
+        panel=INPUTS,
+    ),
+]
 Layers = Annotated[
     str,
     option(

@@ -41,6 +41,7 @@ MODULES = (
     "gap_decomposition",
     "data_strata",
     "data_entropy",
+    "data_template",
     "training_audit",
     "compare_pairs",
     "compare_slots",

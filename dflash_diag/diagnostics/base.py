@@ -117,6 +117,9 @@ class Inputs(Protocol):
     def reference(self) -> Mapping[str, Any] | None:
         """What became of a server's continuations; None where they are the target's own."""
 
+    def renderings(self) -> Mapping[str, Any]:
+        """The chat template and the price of other renderings; `Skip` where none was tried."""
+
     def replay(self) -> Mapping[str, Any]:
         """The training measurement again, by split, and what was claimed; `Skip` without texts."""
 

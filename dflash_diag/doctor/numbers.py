@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dflash_diag.causes import Status, entry
+from dflash_diag.causes import HARMLESS, Status, entry
+from dflash_diag.data_causes import TEMPLATE
 from dflash_diag.definitions import DEFINITIONS, Definition, definition
 from dflash_diag.diagnostics.base import DRAFTER, Skip
 from dflash_diag.errors import DiagError
@@ -144,4 +145,36 @@ def _data(run: Run) -> Iterable[Entry]:
             entry(cause, "not_tested", f"Nothing was scored: {why}")
             for cause in ("data.domain", "data.template")
         ]
-    return findings(blocks, seed=run.seed, draws=run.draws)
+    found = findings(blocks, seed=run.seed, draws=run.draws)
+    return [_template(run) or one if one["cause"] == TEMPLATE else one for one in found]
+
+
+def _template(run: Run) -> Entry | None:
+    """The template's entry where other renderings were tried; it says more than form alone."""
+    try:
+        rows = run.renderings()["rows"]
+    except Skip:
+        return None
+    worst = max(rows, key=lambda row: abs(row["delta"]["value"] or 0.0))
+    each = "; ".join(f"{row['name']}: {_priced(row)}" for row in rows)
+    text = f"The same questions, rendered otherwise and answered anew, {each}."
+    ends = [row["delta"][end] for row in rows for end in ("lo", "hi")]
+    if any(_certain(row) for row in rows):
+        return entry(
+            TEMPLATE, "found", f"{text} This explains numbers, and is no fault.",
+            tau_own_reading=worst["tau"], delta=worst["delta"],
+        )  # fmt: skip
+    if all(end is not None and abs(end) < HARMLESS for end in ends):
+        return entry(TEMPLATE, "excluded", text)
+    return entry(TEMPLATE, "not_identifiable", text)
+
+
+def _certain(row: Mapping[str, Any]) -> bool:
+    delta = row["delta"]
+    return delta["lo"] is not None and not delta["lo"] <= 0 <= delta["hi"]
+
+
+def _priced(row: Mapping[str, Any]) -> str:
+    tau, delta = row["tau"], row["delta"]
+    ends = "" if delta["lo"] is None else f" [{delta['lo']:+.2f}, {delta['hi']:+.2f}]"
+    return f"tau {tau['value']:.2f} ({delta['value']:+.2f}{ends})"

@@ -123,7 +123,41 @@ def _by_bin(result: Result, ax: Axes, part: str, scale: float = 1) -> None:
     ax.set_xlim(left=0)
 
 
+def _renderings(result: Result, ax: Axes) -> None:
+    look, frame = LOOKS["drafter"], result.frame
+    for y, row in enumerate(frame.itertuples()):
+        if row.tau_lo is not None and row.tau_lo == row.tau_lo:
+            ax.plot([row.tau_lo, row.tau_hi], [y, y], color=look.colour, linewidth=2, alpha=0.5)
+        face = look.colour if y == 0 or row.certain else "white"
+        ax.plot(row.tau, y, look.marker, color=look.colour, markerfacecolor=face, zorder=3)
+        said = f"{row.tau:.2f}" if y == 0 else f"{row.tau:.2f}  ({row.delta:+.2f})"
+        ax.annotate(
+            said, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=8,
+            color=INK, annotation_clip=False,
+        )  # fmt: skip
+    ax.set_yticks(range(len(frame)), [short(name, 34) for name in frame["name"]], fontsize=8.5)
+    ax.set_ylim(len(frame) - 0.5, -0.5)
+    ax.grid(axis="x")
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("tokens per round while decoding [tokens]; difference in brackets")
+    set_title(ax, f"{short(result.params['finding'], 70)} ({n_prompts(result)})")
+
+
+def _renderings_height(result: Result) -> float:
+    return 0.9 + 0.4 * len(result.frame)
+
+
 PLOTS: dict[str, Plot] = {
+    "data.template": Plot(
+        panels=(_renderings,),
+        shows="Dots with 95 % intervals: tokens per round under each rendering of the prompts",
+        caption=(
+            "Tokens per round while decoding, bonus token included, on the same questions rendered "
+            "in each way and answered anew. Filled: as given, or for certain different from that. "
+            "Bars: 95 % over prompts; in brackets the paired difference."
+        ),
+        height=_renderings_height,
+    ),
     "data.strata": Plot(
         panels=(_strata,),
         shows="Dots with 95 % intervals: tokens per round in each stratum of the text",

@@ -225,6 +225,7 @@ def make_inputs(*, reference: bool = True, n_prompts: int = 6, **scores) -> Fake
     made.reference_check = reference_rows(n_prompts, generated)
     made.probed = probed()
     made.replayed, made.gaps = fake_gap.replayed(), fake_gap.gap()
+    made.rendered = rendered(n_prompts)
     made.claimed_lines = read_claims(["streak=1.24", "dds4=2.78", "dds8=3.58", "eval/<b>=0.4"])
     made.audited = audited()
     if reference:
@@ -247,3 +248,21 @@ def inputs() -> FakeInputs:
 def another():
     """Makes inputs of another kind."""
     return make_inputs
+
+
+def rendered(n_prompts):
+    """A template, and two renderings: one that costs something and one that may not."""
+    usual = {"value": 2.6, "lo": 2.2, "hi": 3.0}
+    rows = [
+        {
+            "rendering": "off",
+            "name": "template off",
+            "delta": {"value": -0.7, "lo": -0.9, "hi": -0.5},
+        },
+        {"rendering": "system=<b>", "name": "system prompt “<b>”"}
+        | {"delta": {"value": -0.1, "lo": -0.3, "hi": 0.1}},
+    ]
+    for row in rows:
+        row["tau"] = {key: usual[key] + row["delta"]["value"] for key in usual}
+        row |= {"tau_usual": usual, "n_prompts": n_prompts, "p": 0.04}
+    return {"template": {"dialect": "ChatML", "sha256": "0" * 64}, "target": "<i>m", "rows": rows}

@@ -87,6 +87,7 @@ class FakeInputs:
     claimed_lines: list[Any] = field(default_factory=list)
     replayed: dict[str, Any] = field(default_factory=dict)
     gaps: dict[str, Any] = field(default_factory=dict)
+    rendered: dict[str, Any] | None = None
     side_by_side: dict[str, Any] | None = None
     seed: int = 0
     draws: int = 400
@@ -149,6 +150,11 @@ class FakeInputs:
 
     def doctor(self) -> dict[str, Any]:
         return self.examined
+
+    def renderings(self) -> dict[str, Any]:
+        if self.rendered is None:
+            raise Skip("No other rendering was asked for.")
+        return self.rendered
 
     def replay(self) -> dict[str, Any]:
         return self.replayed
