@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_diag import storage
 from dflash_diag.diagnostics.base import DRAFTER, Skip
+from dflash_diag.errors import PromptError
 from dflash_diag.renderings import Rendering, chat_prompts, price, template_facts
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def renderings_of(run: Run) -> Mapping[str, Any]:
     -------
     Mapping
         ``template`` (dialect, sha256), ``target``, ``rows``: rendering, name, n_prompts, p, and
-        tau, tau_usual and delta as estimates.
+        tau, tau_usual and delta as estimates; ``refused``: why, by name, the template takes the
+        others not.
 
     Raises
     ------
@@ -52,11 +54,18 @@ def renderings_of(run: Run) -> Mapping[str, Any]:
     content = (VERSION, run.score_key(DRAFTER), list(run.config.render), run.seed, run.draws)
     path = run.out / "renderings" / f"{storage.content_key(*content)[:12]}.json"
     if not path.is_file():
-        rows = [_row(run, one, chats) for one in wanted]
+        rows, refused = [], {}
+        for one in wanted:
+            try:
+                rows.append(_row(run, one, chats))
+            except PromptError as error:  # some templates know no system prompt
+                refused[one.name] = str(error)
         template = template_facts(getattr(run.target.tokenizer, "chat_template", None))
-        made = {"template": template, "target": run.target_name, "rows": rows}
+        made = {"template": template, "target": run.target_name, "rows": rows, "refused": refused}
         storage.write_json(path, storage.plain(made))
     found: Mapping[str, Any] = storage.read_json(path)
+    if not found["rows"]:
+        raise Skip(f"No other rendering is possible: {next(iter(found['refused'].values()))}.")
     return found
 
 

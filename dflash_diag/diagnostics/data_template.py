@@ -90,7 +90,10 @@ def template(inputs: Inputs) -> tuple[str, Any, dict[str, Any]]:
                 "finding": f"What the {name} is worth",
                 "prices": [[row["name"], row["delta"]] for row in rows],
             },
-            "notes": [few] if few else [],
+            "notes": [
+                *(f"{name} could not be tried: {why}." for name, why in found["refused"].items()),
+                *([few] if few else []),
+            ],
         },
     )
 

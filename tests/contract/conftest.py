@@ -265,4 +265,6 @@ def rendered(n_prompts):
     for row in rows:
         row["tau"] = {key: usual[key] + row["delta"]["value"] for key in usual}
         row |= {"tau_usual": usual, "n_prompts": n_prompts, "p": 0.04}
-    return {"template": {"dialect": "ChatML", "sha256": "0" * 64}, "target": "<i>m", "rows": rows}
+    template = {"dialect": "ChatML", "sha256": "0" * 64}
+    refused = {"system prompt empty": "prompt '<b>': the chat template refuses it"}
+    return {"template": template, "target": "<i>m", "rows": rows, "refused": refused}
