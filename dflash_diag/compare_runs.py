@@ -151,7 +151,7 @@ def _read(summary: Mapping[str, Any], folder: Path, role: str) -> Member:
             storage.content_key(content["drafters"][name]["files"]),
             str(folder),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(
             f"{folder / 'summary.json'} does not tell what was decoded ({error})",
             "a report of this version",

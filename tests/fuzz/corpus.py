@@ -104,6 +104,8 @@ def _weights(world: Path) -> dict[str, torch.Tensor]:
 def _shards(world: Path, to: Path) -> Path:
     folder, weights = to / "shards", _weights(world)
     folder.mkdir()
+    weights["fc.weight"] = weights["fc.weight"].to(torch.float8_e4m3fn)
+    weights["fc.weight_scale"] = torch.ones(len(weights["fc.weight"]), 1)
     names = sorted(weights)
     files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     halves = dict(zip(files, (names[::2], names[1::2]), strict=True))
@@ -752,10 +754,10 @@ KINDS = {
         Kind("target", 1, _target, load_target),
         Kind("chat template", 1, _chat, render_chat, ("*.jinja",)),
         Kind("chat template in settings", 1, _chat_in_settings, render_chat, ("*_config.json",)),
-        Kind("results", 3, _results, read_results, mend=mend_result),
+        Kind("results", 2, _results, read_results, mend=mend_result),
         Kind("run folder, resumed", 2, _run, resume, mend=mend_result),
         Kind("run folder, compared", 4, _finished, compare),
-        Kind("watched folder", 3, _watched, overview),
+        Kind("watched folder", 2, _watched, overview),
         Kind("notebooks of lab", 2, _lab, open_lab, ("lab/*.ipynb",)),
     )
 }
