@@ -87,6 +87,11 @@ def test_a_template_cannot_take_all_time_or_memory(renderer, template, monkeypat
     assert render(renderer, "{{ messages | length }}") == "2"
 
 
+def test_arguments_are_what_json_has(renderer):
+    with pytest.raises(TemplateError, match="set is not JSON serializable"):
+        render(renderer, "x", tags={1})
+
+
 def test_a_process_that_dies_is_told_of_and_replaced(renderer):
     render(renderer, "x")
     os.kill(renderer._process.pid, signal.SIGKILL)
@@ -130,6 +135,6 @@ def test_the_error_names_prompt_and_template(hybrid_model, hybrid_folder, tmp_pa
     if file != "chat_template.jinja":
         (tmp_path / "chat_template.jinja").unlink()
     target.tokenizer.chat_template = "{{ raise_exception('no') }}"
-    with pytest.raises(PromptError, match=rf"'p'.*{file} fails \(no\)"):
+    with pytest.raises(PromptError, match=rf"'p'.*{file} refuses it \(no\)"):
         target.encode(prompt)
     target._renderer.close()
