@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import tiny_gguf
 import tiny_world
 import torch
 from mutators import CHATS
@@ -74,6 +75,7 @@ def write_world(folder: Path) -> Path:
     tiny_world.write_world(folder)
     prompts = read_prompts(folder / "prompts.jsonl")
     make_capture(str(folder / "target"), prompts, folder / "capture", max_new_tokens=G, silent=True)
+    tiny_gguf.write_gguf(folder / "target.gguf", tiny_gguf.make_llama())
     run = Run.open(_config(folder, folder / "run"))
     storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
     storage.write_json(run.out / "summary.json", report.summary(run, run.results()))
@@ -245,6 +247,20 @@ def read_lent(path: Path, world: Path, out: Path) -> None:
     """Another target's folder, whose tensors a capture made by other code borrows."""
     dump = _dump(world, out)
     _read_lent(Capture.load(dump, target=path))
+
+
+def _gguf(world: Path, to: Path) -> Path:
+    return Path(shutil.copy(world / "target.gguf", to))
+
+
+def load_gguf(path: Path, world: Path, out: Path) -> None:
+    """A target in one file: its facts, its weights as numbers, its tokenizer."""
+    from dflash_diag.targets import fingerprint, load_target
+
+    storage.write_json(out / "files.json", fingerprint(path))
+    target = load_target(str(path))
+    target.encode(Prompt(id="a", text="def f(x):"))
+    storage.write_json(out / "facts.json", target.facts())
 
 
 def _chat(world: Path, to: Path) -> Path:
@@ -752,6 +768,7 @@ KINDS = {
         Kind("score, drafter", 1, _drafter, score),
         Kind("score, capture", 1, _capture, score, mend=mend_capture),
         Kind("target", 1, _target, load_target),
+        Kind("target, GGUF", 3, _gguf, load_gguf),
         Kind("chat template", 1, _chat, render_chat, ("*.jinja",)),
         Kind("chat template in settings", 1, _chat_in_settings, render_chat, ("*_config.json",)),
         Kind("results", 2, _results, read_results, mend=mend_result),

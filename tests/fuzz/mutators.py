@@ -349,6 +349,26 @@ def _retype(rng: Random, entry: dict[str, Any]) -> None:
         entry["shape"] = rng.choice(([n], [n, 1], [1, n], [2, n // 2] if n % 2 == 0 else [n]))
 
 
+# --- GGUF -----------------------------------------------------------------------------------------
+
+
+def change_gguf(rng: Random, data: bytes) -> bytes:
+    """A count, a length, a type or any other bytes, mostly of the header and of its start."""
+    end = rng.choice((64, 700, 16_000, len(data)))
+    head, rest = data[:end], data[end:]
+    if rng.random() < 0.5:
+        return change_bytes(rng, head) + rest
+    at = rng.randrange(max(1, len(head) - 8))
+    kind = rng.choice("IQ")
+    limit = 2 ** (8 * struct.calcsize(kind))
+    number = rng.choice((0, 1, 7, 255, 2**31, 2**40, 2**62, limit - 1)) % limit
+    if rng.random() < 0.5:
+        old = struct.unpack_from(f"<{kind}", head.ljust(at + 8, b"\0"), at)[0]
+        number = (old + rng.choice((-1, 1, 8))) % limit
+    new = struct.pack(f"<{kind}", number)
+    return head[:at] + new + head[at + len(new) :] + rest
+
+
 # --- torch.save -----------------------------------------------------------------------------------
 
 
@@ -617,6 +637,7 @@ CHANGES: dict[str, Callable[[Random, bytes], bytes]] = {
     ".json": change_json,
     ".jsonl": change_lines,
     ".csv": change_lines,
+    ".gguf": change_gguf,
     ".safetensors": change_safetensors,
     ".pt": change_torch,
     ".parquet": change_parquet,
