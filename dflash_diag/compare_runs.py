@@ -127,7 +127,8 @@ def member_of_folder(folder: str | Path, role: str = DRAFTER) -> Member:
     schema = summary.get("schema") if isinstance(summary, dict) else None
     if schema != SUMMARY_SCHEMA:
         raise BadInput(f"{path} has schema {schema}", SUMMARY_SCHEMA, "run the report again")
-    if role not in summary.get("scores", {}):
+    scores = summary.get("scores")
+    if not isinstance(scores, dict) or role not in scores:
         raise BadInput(f"{path} has no scores of a {role}", "a report of one")
     return _read(summary, folder, role)
 
@@ -150,7 +151,7 @@ def _read(summary: Mapping[str, Any], folder: Path, role: str) -> Member:
             storage.content_key(content["drafters"][name]["files"]),
             str(folder),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(
             f"{folder / 'summary.json'} does not tell what was decoded ({error})",
             "a report of this version",
@@ -322,8 +323,8 @@ def _references(runs: Sequence[str], members: Sequence[Member]) -> list[Member]:
 
 def _capture_of(folder: str) -> str:
     """The capture that a finished run used."""
-    kept = storage.read_json(Path(folder) / "summary.json").get("capture", "")
-    path = Path(folder) / kept
+    kept = storage.read_json(Path(folder) / "summary.json").get("capture")
+    path = Path(folder) / str(kept)
     if not kept or not path.exists():
         raise BadInput(
             f"the capture of {folder} is not there any more",

@@ -49,11 +49,17 @@ def _line(text: str, most: int) -> str:
     """
     line = " ".join(text.split())
     shown = line[: most + 1]  # what is spelled out grows, and what is beyond need not be looked at
-    if not shown.isprintable():
-        shown = "".join(
-            c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown
-        )
+    shown = printable(shown)
     return shown if len(shown) <= most else f"{shown[:most]}…"
+
+
+def printable(text: str) -> str:
+    """Text in which what could steer a terminal, or is no character, is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\xa0" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 class CheckpointError(BadInput):

@@ -104,8 +104,11 @@ def read_history(path: StrPath) -> list[Row]:
         f"a parquet file of schema {SCHEMA}",
         "move it away; finished runs are read again from their folders",
     )
+    if not path.is_file():
+        raise damaged
     try:
-        table = pq.ParquetFile(io.BytesIO(path.read_bytes())).read()
+        with pq.ParquetFile(path) as file:
+            table = file.read()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged from error
     found = (table.schema.metadata or {}).get(b"schema", b"none").decode("utf-8", "replace")
@@ -176,7 +179,7 @@ def row_of(out: StrPath, *, beside: StrPath, written: datetime, step: int | None
     summary = read_json(out / "summary.json")
     try:
         return _row_of(summary, out, Path(beside).resolve(), written, step)
-    except (KeyError, TypeError) as error:
+    except _ODD as error:
         raise BadInput(
             f"{out / 'summary.json'} has no scores of a drafter", "a finished report"
         ) from error
@@ -193,15 +196,23 @@ def reference_side(row: Row, folder: StrPath) -> Side | None:
     Raises
     ------
     BadInput
-        The run is gone.
+        The run is gone, or damaged.
     """
-    summary = read_json(Path(folder) / row.out / "summary.json")
-    scored = summary["scores"].get("reference")
-    if scored is None:
-        return None
-    ids, tokens, rounds = _by_prompt(scored)
-    name = summary["drafters"]["reference"]
-    return Side(name, None, row.capture, ids, np.array(tokens), np.array(rounds))
+    path = Path(folder) / row.out / "summary.json"
+    summary = read_json(path)
+    try:
+        scored = summary["scores"].get("reference")
+        if scored is None:
+            return None
+        ids, tokens, rounds = _by_prompt(scored)
+        name = str(summary["drafters"]["reference"])
+        return Side(name, None, row.capture, ids, np.array(tokens), np.array(rounds))
+    except _ODD as error:
+        raise BadInput(f"{path} is damaged ({error})", "a finished report") from error
+
+
+_ODD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""What a summary that is not as it was written leads to."""
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:

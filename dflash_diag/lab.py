@@ -45,23 +45,28 @@ def write(run: Run) -> Copies:
         made = nbformat.read(paths.notebooks_dir() / f"{name}.ipynb", as_version=4)
         _fill(made, run)
         path, own = folder / f"{name}.ipynb", _said(made)
-        there = _read(path) if path.exists() else None
-        if there is not None and _said(there) == own:
-            continue
-        if there is not None and _said(there) != there.metadata.get("dflash_diag", {}).get("said"):
-            kept.append(path.name)
-            continue
+        if path.exists():
+            says, wrote = _read(path)
+            if says == own:
+                continue
+            if says != wrote:
+                kept.append(path.name)
+                continue
         made.metadata.dflash_diag.said = own
         storage.atomic_write(path, nbformat.writes(made))
     return Copies(folder, kept)
 
 
-def _read(path: Path) -> NotebookNode:
+def _read(path: Path) -> tuple[str, str | None]:
+    """What a copy says, and what it was last written to say; see `_said`."""
     import nbformat
 
     try:
-        return nbformat.read(path, as_version=4)
-    except (OSError, ValueError, AttributeError, nbformat.ValidationError) as error:
+        if not path.is_file():  # nobody would end a pipe
+            raise ValueError(path)
+        node = nbformat.reads(storage.read_text(path, "a notebook"), as_version=4)
+        return _said(node), node.metadata.get("dflash_diag", {}).get("said")
+    except Exception as error:  # nbformat raises whatever odd content leads to
         raise BadInput(f"{path} is not a notebook", do="move it away") from error
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dflash_diag import storage
 from dflash_diag.errors import BadInput
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+T = TypeVar("T")
+
 SCHEMA_VERSION = "dflash_diag.result/1"
 MIME_TYPE = "application/vnd.dflash-diag.result+json"
+FRAME = "frame.parquet"
+"""File of a saved result's table."""
 ROWS_SHOWN = 200
 """Rows of a frame that its HTML table shows; the file always holds all of them."""
 
@@ -215,7 +219,7 @@ class Result:
         buffer = io.BytesIO()
         self.frame.to_parquet(buffer)
         with storage.staged_dir(folder) as stage:
-            frame_path = storage.atomic_write(stage / "frame.parquet", buffer.getvalue())
+            frame_path = storage.atomic_write(stage / FRAME, buffer.getvalue())
             record = self.to_json()
             record["frame"] |= {"file": frame_path.name, "sha256": storage.sha256_file(frame_path)}
             storage.write_json(stage / "result.json", record)
@@ -230,34 +234,43 @@ class Result:
         BadInput
             No result there, one of another schema, or a table that is not the one saved with it.
         """
-        import pandas as pd
-
         folder = Path(folder)
-        record = storage.read_json(folder / "result.json")
+        path = folder / "result.json"
+        record = storage.read_json(path)
         version = record.get("schema_version") if isinstance(record, dict) else None
         if version != SCHEMA_VERSION:
             raise BadInput(
-                f"{folder / 'result.json'} has schema_version {version}",
-                SCHEMA_VERSION,
-                "run the diagnostic again",
+                f"{path} has schema_version {version}", SCHEMA_VERSION, "run the diagnostic again"
             )
-        frame_path = folder / record["frame"]["file"]
+        try:
+            return cls._of(record, folder / FRAME)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise BadInput(
+                f"{path} is damaged ({error})",
+                "what a diagnostic has saved",
+                "run the diagnostic again",
+            ) from error
+
+    @classmethod
+    def _of(cls, record: Mapping[str, Any], frame_path: Path) -> Result:
+        """The result that a record tells of; what is not of its type is a TypeError."""
         if storage.sha256_file(frame_path) != record["frame"]["sha256"]:
             raise BadInput(
                 f"{frame_path} is not the table that result.json names",
                 f"sha256 {record['frame']['sha256']}",
                 "run the diagnostic again",
             )
+        estimates = _typed(record["estimates"], dict)
         return cls(
-            id=record["id"],
-            question=record["question"],
-            headline=record["headline"],
+            id=_typed(record["id"], str),
+            question=_typed(record["question"], str),
+            headline=_typed(record["headline"], str),
             verdict=Verdict[record["verdict"]],
-            estimates={name: Estimate(**one) for name, one in record["estimates"].items()},
-            frame=pd.read_parquet(frame_path),
-            params=record["params"],
-            notes=tuple(record["notes"]),
-            provenance=record["provenance"],
+            estimates={name: Estimate(**one) for name, one in estimates.items()},
+            frame=storage.read_parquet(frame_path),
+            params=_typed(record["params"], dict),
+            notes=tuple(_typed(one, str) for one in _typed(record["notes"], list)),
+            provenance=_typed(record["provenance"], dict),
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -309,6 +322,13 @@ class Result:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {"text/html": self.html(), "text/plain": str(self), MIME_TYPE: self.to_json()}
+
+
+def _typed(value: Any, kind: type[T]) -> T:
+    """A part of a record that somebody may have changed."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r:.60} is not a {kind.__name__}")
+    return value
 
 
 def skipped(

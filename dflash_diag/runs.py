@@ -969,8 +969,15 @@ class Run:
         found = Result.load(folder)
         if found.provenance.get("result_key") != self._result_key(id):
             return None
-        # Thresholds may have moved since; judging again is free.
-        return diagnostics.get(id).rejudge(found)
+        try:
+            # Thresholds may have moved since; judging again is free.
+            return diagnostics.get(id).rejudge(found)
+        except Exception as error:  # whatever a table that was changed leads to
+            raise BadInput(
+                f"{folder} is not what {id} finds ({error})",
+                "a result of this version",
+                "remove the folder, and it is measured again",
+            ) from error
 
     def _measured(self, id: str) -> Result:  # noqa: A002
         made = diagnostics.get(id)(self)

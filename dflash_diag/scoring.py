@@ -11,7 +11,7 @@ D proposed tokens, K tapped layers, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
@@ -30,13 +31,15 @@ from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput, CaptureError
 from dflash_diag.progress import progress
 from dflash_diag.proposals import Proposal, Proposed, make_proposal
-from dflash_diag.storage import StrPath, atomic_write, read_json, write_json
+from dflash_diag.storage import StrPath, atomic_write, read_json, read_parquet, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
 SCHEMA = "dflash_diag.scores/1"
+_COLUMNS = ("prompt", "anchor", "label", "proposed", "rank", "label_logprob")
+"""Of the table that `Scores.save` writes, what `Scores.load` reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,23 +152,39 @@ class Scores:
         BadInput
             Not there, or of another schema.
         """
-        import pandas as pd
-
         folder = Path(folder)
         facts = read_json(folder / "scores.json")
-        if facts.get("schema") != SCHEMA:
-            raise BadInput(f"{folder} has schema {facts.get('schema')!r}", repr(SCHEMA))
-        table = pd.read_parquet(folder / "scores.parquet")
-        candidates = load_file(folder / "topk.safetensors")
+        schema = facts.get("schema") if isinstance(facts, dict) else None
+        if schema != SCHEMA:
+            raise BadInput(f"{folder} has schema {schema!r}", repr(SCHEMA))
+        table = read_parquet(folder / "scores.parquet", _COLUMNS)
+        try:
+            candidates = load_file(folder / "topk.safetensors")
+            return cls._of(facts, table, candidates)
+        except (
+            *(KeyError, TypeError, ValueError, IndexError, OverflowError),
+            *(OSError, SafetensorError),
+        ) as error:
+            raise BadInput(
+                f"{folder} is damaged ({error})", "scores that were saved", "remove it"
+            ) from error
+
+    @classmethod
+    def _of(
+        cls, facts: Mapping[str, Any], table: pd.DataFrame, candidates: Mapping[str, Any]
+    ) -> Scores:
         d = int(facts["n_proposed"])
 
         def column(name: str, kind: type) -> Any:
             return table[name].to_numpy(kind).reshape(-1, d)
 
-        return cls(
-            prompt_ids=[one["id"] for one in facts["prompts"]],
-            n_prompt_tokens=np.array([one["n_prompt_tokens"] for one in facts["prompts"]]),
-            n_generated=np.array([one["n_generated"] for one in facts["prompts"]]),
+        def counts(name: str) -> Any:
+            return np.array([one[name] for one in facts["prompts"]], np.int64)
+
+        found = cls(
+            prompt_ids=[str(one["id"]) for one in facts["prompts"]],
+            n_prompt_tokens=counts("n_prompt_tokens"),
+            n_generated=counts("n_generated"),
             unscored=facts["unscored"],
             prompt=column("prompt", np.int32)[:, 0],
             anchor=column("anchor", np.int32)[:, 0],
@@ -176,10 +195,31 @@ class Scores:
             topk_ids=candidates["ids"],
             topk_logprobs=candidates["logprobs"],
             block_size=int(facts["block_size"]),
-            convention=facts["convention"],
-            provenance=facts["provenance"],
+            convention=dict(facts["convention"]),
+            provenance=dict(facts["provenance"]),
             valid=column("valid", np.bool_) if "valid" in table else None,
         )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Raise ValueError where the parts do not fit together."""
+        rows, d = self.labels.shape
+        counts = (self.n_generated - d).tolist()
+        starts = self.n_prompt_tokens.tolist()
+        if min(counts, default=0) < 0 or sum(counts) != rows:
+            raise ValueError(f"{rows} anchors where {sum(counts)} belong")
+        spans = [range(p, p + n) for p, n in zip(starts, counts, strict=True)]
+        prompts = np.repeat(np.arange(len(spans)), counts)
+        anchors = np.fromiter((at for span in spans for at in span), np.int64, rows)
+        if not (np.array_equal(self.prompt, prompts) and np.array_equal(self.anchor, anchors)):
+            raise ValueError("its anchors are not P .. P+G-1-D of each prompt")
+        top = self.topk_logprobs
+        if self.topk_ids.shape != top.shape or top.ndim != 3 or top.shape[:2] != (rows, d):
+            raise ValueError(f"candidates of shape {list(self.topk_ids.shape)}")
+        # Written so that NaN fails too.
+        if self.rank.min(initial=0) < 0 or not (top[..., :-1] >= top[..., 1:]).all():
+            raise ValueError("ranks below 0, or candidates that are not in order")
 
 
 @torch.inference_mode()

@@ -114,7 +114,7 @@ def atomic_file(path: StrPath) -> Iterator[BinaryIO]:
     When the body raises, what was there is unchanged. A full disk met in the body becomes
     `OutputError`; every other error keeps its type.
     """
-    final = Path(path).resolve()
+    final = Path(os.path.realpath(path))  # a link to itself is replaced, `resolve` would raise
     part = _beside(final)
     with output_errors(path):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -332,14 +332,17 @@ def read_parquet(path: StrPath, columns: Iterable[str] = ()) -> pd.DataFrame:
         No such file, not a parquet file, damaged, or without one of the columns.
     """
     import pandas as pd
-    import pyarrow as pa
 
     with input_errors(path, "a parquet file"):
         if not Path(path).is_file():
             raise BadInput(f"no such file: {path}")
         try:
             table = pd.read_parquet(path)
-        except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
+            for name in table.select_dtypes("string"):
+                table[name].to_numpy()  # its text is decoded only now
+        except OSError:
+            raise
+        except Exception as error:  # pandas raises whatever odd metadata leads to
             raise BadInput(f"{path} is damaged ({error})", "a parquet file") from error
     lacking = [name for name in columns if name not in table.columns]
     if lacking or not table.columns.is_unique:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from dflash_diag import gguf_loading, gguf_tokenizer
 from dflash_diag.backends import Backend, choose_backend
 from dflash_diag.caches import CacheAdapter
+from dflash_diag.chat_templates import Renderer, TemplateError, TemplateLimit
 from dflash_diag.errors import BadInput, PromptError
 from dflash_diag.gguf_file import PLAIN, SUFFIX, GgufFile, in_gguf
 from dflash_diag.hidden_states import (
@@ -116,6 +117,10 @@ class Target:
         """The file that it was loaded from, where that is a GGUF."""
         return GgufFile.read(self.folder) if self.folder and in_gguf(self.folder) else None
 
+    @cached_property
+    def _renderer(self) -> Renderer:
+        return Renderer()
+
     def logits(
         self,
         ids: Tensor,
@@ -203,30 +208,33 @@ class Target:
                 do="give the prompt as text",
             )
         messages = [dict(m) for m in prompt.messages or ()]
-
-        def rendered(messages: list[dict[str, Any]]) -> str:
-            text: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **template
-            )
-            return text
-
+        render = partial(self._renderer.render, self.tokenizer, arguments=template)
         try:
-            text = rendered(messages)
-        except Exception as error:  # a template is a program, and may fail like one
+            text = render(messages)
+            said = (index for index, message in enumerate(messages) if message.get("content"))
+            ignored = next((i for i in said if _ignored(render, messages, i, text)), None)
+        except TemplateError as error:
             raise PromptError(
-                f"prompt {prompt.id!r}: the chat template refuses it ({error})",
+                f"prompt {prompt.id!r}: the chat template of {self._template_source} refuses it "
+                f"({error})",
                 "messages in roles and an order that the template knows",
-                "check its messages and --chat-template-kwargs",
+                "check its messages and --chat-template-kwargs, or give the prompt as text",
             ) from error
-        for index, message in enumerate(messages):
-            if message.get("content") and _ignored(rendered, messages, index, text):
-                raise PromptError(
-                    f"prompt {prompt.id!r}: the chat template leaves out messages entry {index} "
-                    f"(role {message['role']!r})",
-                    "roles that the template knows",
-                    "remove the message, or say it in another role",
-                )
+        if ignored is not None:
+            raise PromptError(
+                f"prompt {prompt.id!r}: the chat template leaves out messages entry {ignored} "
+                f"(role {messages[ignored]['role']!r})",
+                "roles that the template knows",
+                "remove the message, or say it in another role",
+            )
         return self._tokenized(prompt, text, add_special_tokens=False)
+
+    @property
+    def _template_source(self) -> str:
+        """The file that the chat template stands in, as far as is known."""
+        names = (*_TEMPLATES, "tokenizer_config.json")
+        found = (self.folder / name for name in names if self.folder is not None)
+        return str(next((path for path in found if path.is_file()), self.source))
 
     def _tokenized(self, prompt: Prompt, text: str, **how: bool) -> list[int]:
         try:
@@ -658,7 +666,9 @@ def _ignored(
     other = {**messages[index], "content": f"{messages[index]['content']}?!"}
     try:
         return render([*messages[:index], other, *messages[index + 1 :]]) == text
-    except Exception:  # noqa: BLE001 - whatever a template may raise; it has read the words then
+    except TemplateLimit:  # once for each message would be too often
+        raise
+    except TemplateError:  # it has read the words then
         return False
 
 

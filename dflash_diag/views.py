@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 from dflash_diag.diagnostics.base import JUDGED
-from dflash_diag.errors import DiagError
+from dflash_diag.errors import DiagError, printable
 from dflash_diag.results import Result, Verdict
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def score_text(run: Run) -> str:
         lines += ["", run.result("acceptance.comparison").headline]
     lines += [f"not scored: {one['id']} ({one['reason']})" for one in found["unscored"]]
     lines += [f"note: {note}" for note in found.get("notes", [])]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def audit_text(found: Audit) -> str:
@@ -287,7 +287,7 @@ def audit_text(found: Audit) -> str:
         said = words(one.found) or one.evidence
         lines.append(f"{STATUS_MARKS[one.status]} {one.id:<{width}}{said}")
     lines += [f"note: {note}" for note in found.notes]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 STATUS_MARKS = {"excluded": "✓", "measured": "=", "not_identifiable": "?", "not_tested": "–"}  # noqa: RUF001
@@ -320,7 +320,7 @@ def divergence_text(run: Run) -> str:
         lines.append(f"{one.verdict.glyph} {one.verdict.name:<13}{id_:<{width}}{one.headline}")
     notes = run.result("hidden.effect").notes
     lines += [f"note: {note}" for note in notes if not note.startswith(JUDGED)]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def doctor_text(found: Mapping[str, Any]) -> str:
@@ -342,7 +342,7 @@ def doctor_text(found: Mapping[str, Any]) -> str:
         if one["status"] == "not_identifiable":
             lines.append(f"  {one['cause']}: {one['evidence']}")
     lines += [f"note: {one}" for one in found["cautions"]]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def compare_text(found: Mapping[str, Any]) -> str:
@@ -376,7 +376,7 @@ def compare_text(found: Mapping[str, Any]) -> str:
             if one["line"] == line["line"]
         ]
     lines += [f"note: {note}" for note in found["notes"]]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _points(share: float | None) -> str:

@@ -77,15 +77,12 @@ def shared_folder(tmp_path_factory, worker_id):
     return own if worker_id == "master" else own.parent
 
 
-HOSTILE = "<img src=x onerror=alert(1)>"
-"""A name that would like to be markup."""
-
-
 @pytest.fixture(scope="session")
 def hostile_config(shared_folder):
-    """The tiny world under names, prompts and files that would like to be markup or scripts."""
+    """The tiny world under names, prompts, files and a server that would like to be markup."""
     import tiny_world
     from filelock import FileLock
+    from hostile import HOSTILE, capture_from_a_server
 
     from dflash_diag.config import RunConfig
 
@@ -100,13 +97,13 @@ def hostile_config(shared_folder):
         if not drafter.exists():
             tiny_world.write_world(folder)
             (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+            capture_from_a_server(folder)
             (folder / "drafter").rename(drafter)
     return RunConfig(
         target=str(folder / "target"),
         drafter=str(drafter),
         reference=str(folder / "reference"),
-        prompts=str(folder / "prompts.jsonl"),
-        max_new_tokens=12,
+        capture=str(folder / "captured"),
         against="torch/bfloat16",
         draws=400,
         out=str(folder / "out"),

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dflash_diag.checkpoints.placeholders import TensorRef
+from dflash_diag.checkpoints.quantised import ACTIVATIONS, FLOAT8, SCALES, dequantised
 from dflash_diag.checkpoints.torchzip import TorchZip
 from dflash_diag.errors import CheckpointError
 
@@ -91,6 +92,8 @@ class PickledSource:
 class LazyTensors(Mapping[str, Tensor]):
     """Tensors under their clean names; reading an entry maps it, listing them reads nothing.
 
+    Those in 8-bit floats are read as what they stand for; their scales are no entries of their own.
+
     Parameters
     ----------
     stored
@@ -100,11 +103,33 @@ class LazyTensors(Mapping[str, Tensor]):
     def __init__(self, source: TensorSource, stored: Mapping[str, str]) -> None:
         self._source, self._stored = source, dict(stored)
         self._made: dict[str, Tensor] = {}
+        self._scales: dict[str, str] = {}
+        for name, at in stored.items():
+            path, _, last = name.rpartition(".")
+            if last in SCALES + ACTIVATIONS and self._is_float8(f"{path}.weight"):
+                del self._stored[name]
+                if last in SCALES:
+                    self._scales[f"{path}.weight"] = at
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._made:
-            self._made[name] = self._source.tensor(self._stored[name])
+            tensor = self._source.tensor(self._stored[name])
+            if tensor.dtype in FLOAT8:
+                scale = self._scales.get(name)
+                tensor = dequantised(
+                    name, tensor, None if scale is None else self._source.tensor(scale)
+                )
+            self._made[name] = tensor
         return self._made[name]
+
+    @property
+    def quantised(self) -> Mapping[str, str | None]:
+        """Those that are stored in 8-bit floats, each with the stored name of its scale."""
+        return {name: self._scales.get(name) for name in self if self._is_float8(name)}
+
+    def _is_float8(self, name: str) -> bool:
+        at = self._stored.get(name)
+        return at is not None and self._source.tensor(at).dtype in FLOAT8
 
     @property
     def stored_names(self) -> Mapping[str, str]:
@@ -128,7 +153,7 @@ class LazyTensors(Mapping[str, Tensor]):
         CheckpointError
             A tensor's bytes are damaged.
         """
-        for stored in self._stored.values():
+        for stored in (*self._stored.values(), *self._scales.values()):
             self._source.verify(stored)
 
     def sha256(self) -> str:

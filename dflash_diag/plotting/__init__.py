@@ -11,9 +11,12 @@ import base64
 import io
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING
 
+from dflash_diag.errors import BadInput
 from dflash_diag.plotting import (
     acceptance,
     alignment,
@@ -57,12 +60,28 @@ def plot(result: Result, ax: Axes | None = None) -> Axes:
     ------
     KeyError
         No plot is registered for ``result.id``.
+    BadInput
+        The result's table is not one that its diagnostic makes.
     """
     if ax is None:
         return figure(result).axes[0]
-    with style():
-        PLOTS[result.id].panels[0](result, ax)
+    first, *_ = PLOTS[result.id].panels
+    with style(), _drawing(result):
+        first(result, ax)
     return ax
+
+
+@contextmanager
+def _drawing(result: Result) -> Iterator[None]:
+    """Results are read from files, and somebody may have changed those."""
+    try:
+        yield
+    except Exception as error:  # whatever another table leads to
+        raise BadInput(
+            f"the table of {result.id} cannot be drawn ({type(error).__name__}: {error})",
+            "the one that its diagnostic makes",
+            "run the diagnostic again",
+        ) from error
 
 
 def _plot_of(result: Result, *, brief: bool) -> Plot:
@@ -71,14 +90,14 @@ def _plot_of(result: Result, *, brief: bool) -> Plot:
 
 
 def figure(result: Result, *, brief: bool = False) -> Figure:
-    """A result's plot, or its brief form, on a figure of its own."""
+    """A result's plot, or its brief form, on a figure of its own; errors as those of `plot`."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     registered = _plot_of(result, brief=brief)
-    panels = (*registered.panels, *registered.more(result))
-    n = len(panels)
-    with style():
+    with style(), _drawing(result):
+        panels = (*registered.panels, *registered.more(result))
+        n = len(panels)
         layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.1)
         made = Figure(figsize=(WIDTH, registered.height(result) * n), layout=layout)
         rows = made.subplots(n, squeeze=False, height_ratios=registered.ratios(result))

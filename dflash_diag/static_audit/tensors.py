@@ -32,6 +32,12 @@ def check_tensors(m: Material) -> Checked:
     if aside:
         text = f"{len(aside)} tensors of another model lie in the file and are not read."
         found.append(StaticFinding(CAUSE, "note", text, {"tensors": list(aside)}))
+    quantised = m.checkpoint.tensors.quantised
+    if quantised:
+        text = (
+            f"{len(quantised)} tensors are 8-bit floats and are read in bfloat16, scales applied."
+        )
+        found.append(StaticFinding(CAUSE, "note", text, {"tensors": quantised}))
     return Checked(
         "tensors",
         f"{len(m.checkpoint.tensors)} tensors, named and shaped as the configuration has them",

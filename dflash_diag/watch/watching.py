@@ -288,16 +288,20 @@ class Watching:
 
     def _publish(self) -> None:
         """Bring the page over all checkpoints up to date; the last thing before any is told of."""
+        self.overview().write()
+
+    def overview(self) -> Overview:
+        """The page over all checkpoints, as it would be now."""
         given = self.config.model_dump(mode="json", exclude={"out"}, exclude_defaults=True)
         settings = self.settings
-        Overview(
+        return Overview(
             settings.where,
             self.out,
             self.rows,
             list(self.state.seen.values()),
             settings.rule,
             given,
-        ).write()
+        )
 
     # --- what ended ------------------------------------------------------------------------------
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import shutil
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import browsing
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from hostile import HOSTILE, SERVED, WRITTEN
 
 from dflash_diag import report
+from dflash_diag.history import row_of
+from dflash_diag.watch.overview import FILE, Overview
+from dflash_diag.watch.regression import Rule
+from dflash_diag.watch.state import Seen
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(browsing.CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
 ]
 PAGES = ["index", *report.NOTEBOOKS]
-HOSTILE = "<img src=x onerror=alert(1)>"
-"""As in the fixture hostile_config."""
 WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 400, "height": 800}
 
 
@@ -164,8 +168,32 @@ def test_names_and_texts_that_would_like_to_be_markup_are_shown_as_they_are(brow
         with opened(browser, hostile_site / f"{name}.html") as (page, wanted):
             open_all(page)
             shown += page.locator("body").inner_text()
-            handlers = page.locator("[onerror], [onload], [onclick], script, b:has-text('&c')")
-            assert handlers.count() == 0
+            assert page.locator(MARKUP).count() == 0
             assert wanted == []
-    for text in (HOSTILE, "</pre><script>alert(2)</script>", 'a<b>&c" onload="alert(4)'):
+    names = (HOSTILE, "</pre><script>alert(2)</script>", 'a<b>&c" onload="alert(4)')
+    for text in (*names, *SERVED.values(), WRITTEN):
         assert text in shown
+
+
+MARKUP = "[onerror], [onload], [onclick], script, b:has-text('&c')"
+"""What those names and texts would become."""
+
+
+def test_what_a_server_said_is_text_on_the_page_over_all_checkpoints(
+    browser, hostile_site, tmp_path
+):
+    said = f"http://127.0.0.1:1 is not ready (status 503: {SERVED['model']} {HOSTILE})"
+    seen = [Seen(SERVED["version"], "s", NOON, "failed", error=said)]
+    seen.append(Seen(SERVED["precision"], "s", NOON, "waiting"))
+    row = row_of(hostile_site, beside=tmp_path, written=NOON)
+    facts = {"server_model": SERVED["model"]}
+    Overview(SERVED["version"], tmp_path, [row], seen, Rule(draws=400), facts).write()
+    with opened(browser, tmp_path / FILE) as (page, wanted):
+        shown = page.locator("body").inner_text()
+        assert page.locator(MARKUP).count() == 0
+        assert wanted == []
+    for text in (said, row.name, *SERVED.values()):
+        assert text in shown
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

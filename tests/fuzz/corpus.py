@@ -7,18 +7,23 @@ writes down what it found. It may end in `DiagError`; anything else is a fault.
 from __future__ import annotations
 
 import csv
+import filecmp
 import json
+import os
 import shutil
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import tiny_gguf
 import tiny_world
 import torch
+from mutators import CHATS
 from safetensors.torch import save_file
 
 from dflash_diag import servers, storage
@@ -27,9 +32,10 @@ from dflash_diag.checkpoints import load_drafter, training_step
 from dflash_diag.claims import read_log
 from dflash_diag.config import RunConfig
 from dflash_diag.errors import DiagError
-from dflash_diag.history import Row, append, frame, read_history
-from dflash_diag.prompts import read_prompts
+from dflash_diag.history import Row, append, frame, read_history, row_of
+from dflash_diag.prompts import Prompt, read_prompts
 from dflash_diag.references import check_served, read_served
+from dflash_diag.results import Result
 from dflash_diag.runs import Reading, Run
 from dflash_diag.training_logs import read_training_log
 from dflash_diag.training_sequences import AnchorRule, check_ids, draw_anchors
@@ -37,6 +43,8 @@ from dflash_diag.training_sequences import read_training_sequences as read_seque
 
 G = 12
 """Tokens of a continuation."""
+DRAWS = 200
+"""Resamples behind each interval."""
 FACTS = {"hidden_size": 32, "vocab_size": tiny_world.VOCABULARY, "n_layers": 4}
 
 
@@ -60,13 +68,23 @@ class Kind:
 
 
 def write_world(folder: Path) -> Path:
-    """Target, drafters, prompts and a capture."""
+    """Target, drafters, prompts, a capture, and a run with all that it found."""
+    from dflash_diag import report
     from dflash_diag.capture import make_capture
 
     tiny_world.write_world(folder)
     prompts = read_prompts(folder / "prompts.jsonl")
     make_capture(str(folder / "target"), prompts, folder / "capture", max_new_tokens=G, silent=True)
+    tiny_gguf.write_gguf(folder / "target.gguf", tiny_gguf.make_llama())
+    run = Run.open(_config(folder, folder / "run"))
+    storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
+    storage.write_json(run.out / "summary.json", report.summary(run, run.results()))
     return folder
+
+
+def _config(world: Path, out: Path) -> RunConfig:
+    names = {name: str(world / name) for name in ("drafter", "reference", "capture")}
+    return RunConfig(**names, out=str(out), draws=DRAWS)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -88,6 +106,8 @@ def _weights(world: Path) -> dict[str, torch.Tensor]:
 def _shards(world: Path, to: Path) -> Path:
     folder, weights = to / "shards", _weights(world)
     folder.mkdir()
+    weights["fc.weight"] = weights["fc.weight"].to(torch.float8_e4m3fn)
+    weights["fc.weight_scale"] = torch.ones(len(weights["fc.weight"]), 1)
     names = sorted(weights)
     files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     halves = dict(zip(files, (names[::2], names[1::2]), strict=True))
@@ -141,8 +161,7 @@ def score(path: Path, world: Path, out: Path) -> None:
         drafter, capture = world / "drafter", path
     run = Run.open(RunConfig(drafter=str(drafter), capture=str(capture), out=str(out)))
     storage.write_json(out / "score.json", run.metrics("drafter"))
-    shown = views.score_text(run)
-    assert all(line.isprintable() for line in shown.split("\n")), shown
+    _printable(views.score_text(run))
 
 
 # --- captures -------------------------------------------------------------------------------------
@@ -230,9 +249,70 @@ def read_lent(path: Path, world: Path, out: Path) -> None:
     _read_lent(Capture.load(dump, target=path))
 
 
+def _gguf(world: Path, to: Path) -> Path:
+    return Path(shutil.copy(world / "target.gguf", to))
+
+
+def load_gguf(path: Path, world: Path, out: Path) -> None:
+    """A target in one file: its facts, its weights as numbers, its tokenizer."""
+    from dflash_diag.targets import fingerprint, load_target
+
+    storage.write_json(out / "files.json", fingerprint(path))
+    target = load_target(str(path))
+    target.encode(Prompt(id="a", text="def f(x):"))
+    storage.write_json(out / "facts.json", target.facts())
+
+
+def _chat(world: Path, to: Path) -> Path:
+    """A tokenizer with a chat template; who renders it is there before the clock runs."""
+    _model(os.getpid(), world / "target").encode(Prompt(id="a", messages=(HELLO,)))
+    (to / "chat").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(world / "target" / name, to / "chat")
+    (to / "chat" / "chat_template.jinja").write_text(CHATS[0])
+    return to / "chat"
+
+
+def _chat_in_settings(world: Path, to: Path) -> Path:
+    path = _chat(world, to)
+    (path / "chat_template.jinja").unlink()
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings |= {"bos_token": "a", "chat_template": CHATS[1]}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@cache
+def _model(process: int, target: Path) -> Any:
+    """The target, once a process, with the process of its own in which templates are rendered."""
+    from dflash_diag import chat_templates
+    from dflash_diag.targets import load_target
+
+    chat_templates.SECONDS = 1.0
+    model = load_target(str(target))
+    model.tokenizer.chat_template = CHATS[0]
+    return model
+
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+def render_chat(path: Path, world: Path, out: Path) -> None:
+    """Chats as the tokens that a chat template makes of them."""
+    from dflash_diag.targets import load_tokenizer
+
+    model = _model(os.getpid(), world / "target")
+    own, model.__dict__["tokenizer"] = model.tokenizer, load_tokenizer(path)
+    try:
+        messages = (HELLO, {"role": "assistant", "content": "a\nb"})
+        ids = model.encode(Prompt(id="b", messages=messages), {"enable_thinking": False})
+    finally:
+        model.__dict__["tokenizer"] = own
+    storage.write_json(out / "ids.json", ids)
+
+
 def load_target(path: Path, world: Path, out: Path) -> None:
     """A target as transformers loads it, with its tokenizer."""
-    from dflash_diag.prompts import Prompt
     from dflash_diag.targets import load_target
 
     load_target(str(path)).encode(Prompt(id="a", text="def f(x):"))
@@ -431,6 +511,158 @@ def read_options(path: Path, world: Path, out: Path) -> None:
         Run.open(RunConfig.read({**values, "out": str(out)}), strict=False)
 
 
+# --- what a run has left --------------------------------------------------------------------------
+
+
+def _results(world: Path, to: Path) -> Path:
+    shutil.copytree(world / "run" / "results", to / "results")
+    return to / "results"
+
+
+def mend_result(path: Path, changed: Path) -> None:
+    """The hash of a changed table in the record beside it."""
+    record = changed.with_name("result.json")
+    if changed.name != "frame.parquet" or not changed.is_file():
+        return
+    try:
+        content = json.loads(record.read_text())
+        content["frame"]["sha256"] = storage.sha256_file(changed)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # changed before
+        return
+    record.write_text(json.dumps(content))
+
+
+def read_results(path: Path, world: Path, out: Path) -> None:
+    """Results that were changed, as a notebook shows them."""
+    own = world / "run" / "results"
+    changed = [p.name for p in path.iterdir() if _differs(p, own / p.name)]
+    for name in sorted(changed) or ["acceptance.by_position"]:
+        one = path / name
+        found = Result.load(one)
+        storage.write_json(out / "result.json", found.to_json())
+        assert found._repr_mimebundle_()["text/plain"]
+
+
+def _differs(a: Path, b: Path) -> bool:
+    names = {p.name for folder in (a, b) for p in folder.glob("*")}
+    return any(
+        not (a / name).is_file() or not (b / name).is_file() or not filecmp.cmp(a / name, b / name)
+        for name in names
+    )
+
+
+def _run(world: Path, to: Path) -> Path:
+    shutil.copytree(world / "run", to / "run")
+    return to / "run"
+
+
+def resume(path: Path, world: Path, out: Path) -> None:
+    """The verb ``report`` on a folder in which all is there, but for the notebooks and figures."""
+    from dflash_diag import report, views
+
+    run = Run.open(_config(world, path))
+    found = run.compute()
+    storage.write_json(out / "summary.json", report.summary(run, found))
+    storage.atomic_write(out / "junit.xml", report.junit(found))
+    _printable(views.score_text(run))
+
+
+def _finished(world: Path, to: Path) -> Path:
+    (to / "run").mkdir()
+    for name in ("run.json", "summary.json"):
+        shutil.copy(world / "run" / name, to / "run")
+    return to / "run"
+
+
+def compare(path: Path, world: Path, out: Path) -> None:
+    """The verb ``compare`` on finished runs."""
+    from dflash_diag import compare_runs, views
+
+    config = RunConfig(beside=(str(path), str(world / "run")), out=str(out), draws=DRAWS)
+    found = compare_runs.compare(config)
+    storage.write_json(out / "compare.json", found)
+    _printable(views.compare_text(found))
+
+
+def _watched(world: Path, to: Path) -> Path:
+    folder = to / "watched"
+    for name in ("step_1-a", "step_2-b"):
+        (folder / "runs" / name / "results").mkdir(parents=True)
+        shutil.copy(world / "run" / "summary.json", folder / "runs" / name)
+        (folder / "runs" / name / "index.html").write_text("<p>report</p>")
+        shutil.copytree(
+            world / "run" / "results" / "doctor.causes",
+            folder / "runs" / name / "results" / "doctor.causes",
+        )
+        out = folder / "runs" / name
+        row = row_of(out, beside=folder, written=datetime(2026, 1, 1, tzinfo=UTC))
+        append(folder / "history.parquet", replace(row, name=name[:6], step=int(name[5])))
+    (folder / "logs").mkdir()
+    (folder / "logs" / "step_3.log").write_text("error: cut short\n")
+    seen = {f"/x/step_{i}": _seen(i, stage) for i, stage in enumerate(STAGES, 1)}
+    content = {"schema": "dflash_diag.watch_state/1", "inputs": "x", "seen": seen}
+    storage.write_json(folder / "watch.json", content)
+    return folder
+
+
+STAGES = ("done", "done", "unreadable", "waiting")
+
+
+def _seen(i: int, stage: str) -> dict[str, Any]:
+    name = f"step_{i}"
+    return {
+        "name": name,
+        "signature": "x",
+        "since": "2026-01-01T00:00:00+00:00",
+        "stage": stage,
+        "run_id": f"{name}-{'ab'[i - 1]}" if i < 3 else "",
+        "capture": "",
+        "step": i,
+        "attempts": 1,
+        "error": "cut short" if stage == "unreadable" else "",
+    }
+
+
+def overview(path: Path, world: Path, out: Path) -> None:
+    """The page over all checkpoints of a watched folder, and what is told of the newest."""
+    from dflash_diag.executors import Local
+    from dflash_diag.results import Verdict
+    from dflash_diag.watch.regression import Rule
+    from dflash_diag.watch.watching import Settings, Watching, sentence
+
+    config, rule = RunConfig(capture=str(world / "capture")), Rule("reference", draws=DRAWS)
+    settings = Settings(where=str(world), out=path, once=True, rule=rule)
+    with Local(1) as local:
+        watching = Watching(config, settings, local)
+        storage.write_json(out / "watch.json", watching.to_json())
+        for row in watching.rows:
+            _printable(sentence(row, watching.regression(row), watching.page(row)))
+        watching.alarms(Verdict)
+        watching.overview().html()
+    for folder in sorted((path / "runs").iterdir()):
+        row_of(folder, beside=path, written=datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def _lab(world: Path, to: Path) -> Path:
+    from dflash_diag import lab
+
+    (to / "run").mkdir()
+    lab.write(Run.open(_config(world, to / "run")))
+    return to / "run"
+
+
+def open_lab(path: Path, world: Path, out: Path) -> None:
+    """The verb ``lab`` on notebooks that somebody has changed."""
+    from dflash_diag import lab
+
+    lab.write(Run.open(_config(world, path)))
+
+
+def _printable(text: str) -> None:
+    """Fail where a text could steer a terminal."""
+    assert text.replace("\n", "").replace("\xa0", "").isprintable(), text
+
+
 # --- a server's answers ---------------------------------------------------------------------------
 
 
@@ -536,6 +768,14 @@ KINDS = {
         Kind("score, drafter", 1, _drafter, score),
         Kind("score, capture", 1, _capture, score, mend=mend_capture),
         Kind("target", 1, _target, load_target),
+        Kind("target, GGUF", 3, _gguf, load_gguf),
+        Kind("chat template", 1, _chat, render_chat, ("*.jinja",)),
+        Kind("chat template in settings", 1, _chat_in_settings, render_chat, ("*_config.json",)),
+        Kind("results", 2, _results, read_results, mend=mend_result),
+        Kind("run folder, resumed", 2, _run, resume, mend=mend_result),
+        Kind("run folder, compared", 4, _finished, compare),
+        Kind("watched folder", 2, _watched, overview),
+        Kind("notebooks of lab", 2, _lab, open_lab, ("lab/*.ipynb",)),
     )
 }
 """In the order of the table."""

@@ -205,6 +205,57 @@ def change_cell(rng: Random, line: bytes) -> bytes:
     return b",".join(cells)
 
 
+# --- chat templates -------------------------------------------------------------------------------
+
+CHATS = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m['content'] | trim }}\n{% endfor %}",
+    "{% for m in messages if m.role != 'system' %}{{ m | tojson }}{{ eos_token }}{% endfor %}",
+)
+"""Templates such as targets have them."""
+BOMBS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",
+    "{% macro f(x) %}{{ f(x) + f(x) }}{% endmacro %}{{ f(1) }}",
+    "{% for a in [messages] recursive %}{{ loop([a, a]) }}{% endfor %}",
+    "{% set a = namespace(s='ab') %}{% for i in range(99) %}{% set a.s = a.s + a.s %}{% endfor %}",
+    "{% set a = namespace(n=7) %}{% for i in range(99) %}{% set a.n = a.n * a.n %}{% endfor %}",
+    "{{ 'x' * N }}", "{{ [messages] * N }}", "{{ 9 ** N }}", "{{ range(N) | list }}",
+    "{{ 'x' | center(N) }}", "{{ '%Nd' % 1 }}", "{{ '{:>N}'.format(1) }}", "{{ 'x'.ljust(N) }}",
+    "{{ messages | tojson(indent=N) }}", "{{ lipsum(n=N) }}", "{{ messages | batch(N, 1) | list }}",
+    "{% set x = [] %}{% for a in range(N) %}{{ x.append(x) }}{% endfor %}{{ x }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__.os }}",
+    "{{ self.__init__.__globals__ }}", "{{ (messages | map(attribute='__class__') | list) }}",
+    "{% include '/etc/passwd' %}", "{% import 'os' as os %}", "{% extends messages %}",
+    "{{ raise_exception('\x1b[2J') }}", "{{ raise_exception('x' * 99999) }}", "{% generation %}",
+    "{{ strftime_now('%9999999d') }}", "{{ '\\ud800' }}", "\ud800", "{{" + "(" * 9999,
+    "{{" + "-" * 9999 + "1}}", "{% if x %}" * 300, "{{ 'x' * 262000 }}",
+)  # fmt: skip
+"""Templates that take all time or memory, or reach for what is not theirs."""
+_SIZES = ("9", "99999", "9999999", "999999999", "99999999999999999999")
+
+
+def chat_template(rng: Random) -> str:
+    """A chat template, more often a hostile one."""
+    if rng.random() < 0.2:
+        return rng.choice(CHATS)
+    return rng.choice(BOMBS).replace("N", rng.choice(_SIZES))
+
+
+def change_chat(rng: Random, data: bytes) -> bytes:
+    """Another template, or one with other bytes in it."""
+    if rng.random() < 0.3:
+        return change_bytes(rng, data)
+    return chat_template(rng).encode("utf-8", "surrogatepass")
+
+
+def change_settings(rng: Random, data: bytes) -> bytes:
+    """A tokenizer's settings with another template, or with any other change."""
+    settings = json.loads(data)
+    if "chat_template" not in settings or rng.random() < 0.4:
+        return change_json(rng, data)
+    return json.dumps(settings | {"chat_template": chat_template(rng)}).encode()
+
+
 # --- safetensors ----------------------------------------------------------------------------------
 
 
@@ -296,6 +347,26 @@ def _retype(rng: Random, entry: dict[str, Any]) -> None:
     if rng.random() < 0.5:
         n = math.prod(entry["shape"])
         entry["shape"] = rng.choice(([n], [n, 1], [1, n], [2, n // 2] if n % 2 == 0 else [n]))
+
+
+# --- GGUF -----------------------------------------------------------------------------------------
+
+
+def change_gguf(rng: Random, data: bytes) -> bytes:
+    """A count, a length, a type or any other bytes, mostly of the header and of its start."""
+    end = rng.choice((64, 700, 16_000, len(data)))
+    head, rest = data[:end], data[end:]
+    if rng.random() < 0.5:
+        return change_bytes(rng, head) + rest
+    at = rng.randrange(max(1, len(head) - 8))
+    kind = rng.choice("IQ")
+    limit = 2 ** (8 * struct.calcsize(kind))
+    number = rng.choice((0, 1, 7, 255, 2**31, 2**40, 2**62, limit - 1)) % limit
+    if rng.random() < 0.5:
+        old = struct.unpack_from(f"<{kind}", head.ljust(at + 8, b"\0"), at)[0]
+        number = (old + rng.choice((-1, 1, 8))) % limit
+    new = struct.pack(f"<{kind}", number)
+    return head[:at] + new + head[at + len(new) :] + rest
 
 
 # --- torch.save -----------------------------------------------------------------------------------
@@ -561,13 +632,18 @@ def change_file(rng: Random, path: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[Random, bytes], bytes]] = {
+    ".ipynb": change_json,
+    ".jinja": change_chat,
     ".json": change_json,
     ".jsonl": change_lines,
     ".csv": change_lines,
+    ".gguf": change_gguf,
     ".safetensors": change_safetensors,
     ".pt": change_torch,
     ".parquet": change_parquet,
+    "tokenizer_config.json": change_settings,
 }
+"""By a file's name, or by how it ends."""
 
 
 def mutate(rng: Random, files: list[Path], *, alone: bool, spared: frozenset[str]) -> Path:
@@ -589,7 +665,8 @@ def mutate(rng: Random, files: list[Path], *, alone: bool, spared: frozenset[str
     elif not alone and "file" not in spared and rng.random() < 0.02:
         shutil.copy(path, path.with_name(f"{rng.randrange(99):02d}-more{path.suffix}"))
     else:
-        data, change = path.read_bytes(), CHANGES.get(path.suffix, change_bytes)
+        change = CHANGES.get(path.name) or CHANGES.get(path.suffix, change_bytes)
+        data = path.read_bytes()
         try:
             changed = change(rng, data)
         except Exception:  # noqa: BLE001 - an earlier change left nothing of its structure

@@ -18,7 +18,7 @@ import sandbox
 
 from dflash_diag.errors import BadInput, DiagError
 
-INPUTS = 700
+INPUTS = 600
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from bs4 import BeautifulSoup
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tiny_world
+from hostile import HOSTILE
 
 from dflash_diag import diagnostics, front_page, next_steps, paths, report, storage, views
 from dflash_diag.cli import app
@@ -23,9 +24,6 @@ from dflash_diag.config import RunConfig
 from dflash_diag.errors import BadInput
 from dflash_diag.results import MIME_TYPE
 from dflash_diag.runs import Run
-
-HOSTILE = "<img src=x onerror=alert(1)>"
-"""As in the fixture hostile_config."""
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import argparse
 import collections
 import dataclasses
 import json
+import os
 import pathlib
 import resource
 import shutil
@@ -24,6 +25,7 @@ from dflash_diag.checkpoints import (
     resolve_convention,
 )
 from dflash_diag.checkpoints.names import clean_name
+from dflash_diag.checkpoints.quantised import dequantised
 from dflash_diag.checkpoints.torchzip import TorchZip
 from dflash_diag.errors import CheckpointError
 
@@ -403,19 +405,137 @@ def test_a_repacked_zip_whose_arrays_are_not_aligned(tmp_path):
     assert_same(read_checkpoint(path).tensors, tensors())
 
 
+def write_shards(folder: Path, weights: dict[str, Tensor]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    names, files = sorted(weights), ("model-1-of-2.safetensors", "model-2-of-2.safetensors")
+    for at, file in enumerate(files):
+        save_file({name: weights[name] for name in names[at::2]}, folder / file)
+    where = {name: files[at % 2] for at, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+CONTAINERS = {"one file": write_folder, "shards": write_shards, "training file": write_raw}
+
+
+@pytest.mark.parametrize("write", CONTAINERS.values(), ids=CONTAINERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_container_and_type_of_weights_is_loaded(tmp_path, write, dtype):
+    weights = tensors(dtype)
+    checkpoint = read_checkpoint(write(tmp_path / "d", weights))
+    drafter = load_drafter(checkpoint, resolve_convention(checkpoint))
+    for name, parameter in drafter.named_parameters():
+        assert parameter.dtype == dtype
+        assert torch.equal(parameter, weights[name])
+
+
+def quantise(weights: dict[str, Tensor], suffix: str, shape) -> dict[str, Tensor]:
+    """The matrices of a state dict in 8-bit floats, each with a scale of some shape beside it."""
+    made = {}
+    for name, one in weights.items():
+        made[name] = one
+        if one.ndim == 2:
+            by_row = one.float().abs().amax(1, keepdim=True) / 448
+            scale = by_row if shape == "rows" else by_row.amax().reshape(shape)
+            made[name] = (one.float() / scale).to(torch.float8_e4m3fn)
+            made[name.replace("weight", suffix)] = scale
+            made[name.replace("weight", "input_scale")] = torch.ones(())
+    return made
+
+
+@pytest.mark.parametrize("write", CONTAINERS.values(), ids=CONTAINERS)
+@pytest.mark.parametrize(
+    ("suffix", "shape"),
+    [("weight_scale_inv", (1, 1)), ("weight_scale", ()), ("weight_scale", "rows")],
+)
+def test_8_bit_floats_are_what_their_scales_make_of_them(tmp_path, write, suffix, shape):
+    weights = tensors()
+    stored = quantise(weights, suffix, shape)
+    checkpoint = read_checkpoint(write(tmp_path / "d", stored))
+    assert set(checkpoint.tensors) == set(weights)
+    assert set(checkpoint.tensors.quantised) == {n for n, t in weights.items() if t.ndim == 2}
+    drafter = load_drafter(checkpoint, resolve_convention(checkpoint), dtype=torch.float32)
+    for name, parameter in drafter.named_parameters():
+        error = (parameter - weights[name]).abs().max() / weights[name].abs().max()
+        assert error < 0.04, name
+        if name in checkpoint.tensors.quantised:
+            scale = stored[name.replace("weight", suffix)]
+            wanted = (stored[name].float() * scale.reshape(-1, 1)).to(torch.bfloat16)
+            assert torch.equal(parameter, wanted.float())
+    twin = read_checkpoint(write_folder(tmp_path / "twin", dict(checkpoint.tensors)))
+    assert twin.weights_sha256 == checkpoint.weights_sha256
+
+
+def test_scales_of_blocks():
+    values = torch.randn(300, 200).to(torch.float8_e4m3fn)
+    scale = torch.rand(3, 2)
+    made = dequantised("fc.weight", values, scale)
+    for at in ((0, 0), (127, 127), (128, 127), (127, 128), (299, 199), (256, 0)):
+        factor = scale[at[0] // 128, at[1] // 128]
+        assert made[at] == (values[at].float() * factor).to(torch.bfloat16)
+    for wrong in (torch.rand(2, 2), torch.rand(200), torch.ones(3, 2, dtype=torch.int32)):
+        with pytest.raises(CheckpointError, match="scale"):
+            dequantised("fc.weight", values, wrong)
+
+
+def test_8_bit_floats_without_a_scale_are_what_they_say(tmp_path):
+    weights = {name: one.to(torch.float8_e5m2) for name, one in tensors().items()}
+    checkpoint = read_checkpoint(write_folder(tmp_path, weights))
+    drafter = load_drafter(checkpoint, resolve_convention(checkpoint))
+    assert drafter.fc.weight.dtype == torch.bfloat16
+    assert torch.equal(drafter.fc.weight.float(), weights["fc.weight"].float())
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs /proc and posix_fadvise")
+@pytest.mark.parametrize("write", CONTAINERS.values(), ids=CONTAINERS)
+def test_a_checkpoint_is_read_once(tmp_path, write):
+    """Audited, hashed, checked and loaded: its bytes come from the disk once."""
+    weights = tensors()
+    wide = 2**16
+    for i in range(LAYERS):
+        for name, shape in (
+            ("gate_proj", (wide, H)),
+            ("up_proj", (wide, H)),
+            ("down_proj", (H, wide)),
+        ):
+            weights[f"layers.{i}.mlp.{name}.weight"] = torch.randn(shape)
+    size = sum(one.nbytes for one in weights.values())
+    path = write(tmp_path / "d", weights)
+    settings = path.parent / "config.json" if path.is_file() else path / "config.json"
+    settings.write_text(json.dumps(CONFIG | {"intermediate_size": wide}))
+    for file in (tmp_path / "d").iterdir():
+        with file.open("rb") as one:
+            os.fsync(one.fileno())
+            os.posix_fadvise(one.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    called, fetched = _bytes_read(), _bytes_fetched()
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.weights_sha256
+    assert checkpoint.files
+    load_drafter(checkpoint, resolve_convention(checkpoint), dtype=torch.bfloat16)
+    assert _bytes_read() - called < 1.1 * size
+    assert _bytes_fetched() - fetched < 1.5 * size  # what is read ahead may be of the next file
+
+
+def _bytes_fetched() -> int:
+    """Bytes that a disk had to give this process."""
+    return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])
+
+
 def test_other_dtypes_and_untyped_storages(tmp_path):
     extra = {
         "a": torch.arange(4),
         "b": torch.tensor([True, False]),
         "c": torch.randn(2, dtype=torch.float64),
-        "d": torch.randn(4).to(torch.float8_e4m3fn),
+        "d": torch.randn(4).to(torch.float8_e4m3fn),  # read as the bfloat16 that it equals
         "e": torch.arange(3).to(torch.uint16),
         "empty": torch.zeros(0, 3),
         "scalar": torch.tensor(2.5),
     }
     checkpoint = read_checkpoint(write_raw(tmp_path, tensors() | extra))
     for name, tensor in extra.items():
-        assert checkpoint.tensors[name].dtype == tensor.dtype
+        dtype = torch.bfloat16 if name == "d" else tensor.dtype
+        assert checkpoint.tensors[name].dtype == dtype
         assert torch.equal(checkpoint.tensors[name].double(), tensor.double()), name
 
 

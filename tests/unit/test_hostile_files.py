@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -19,11 +21,16 @@ from safetensors.torch import load_file, save_file
 from dflash_diag import storage
 from dflash_diag.bundle import Capture, manifest_text
 from dflash_diag.checkpoints import read_checkpoint
+from dflash_diag.compare_runs import member_of_folder
 from dflash_diag.errors import MAX_PART, BadInput, CaptureError, CheckpointError, Interrupted
-from dflash_diag.history import Row, append, read_history
+from dflash_diag.history import Row, append, read_history, reference_side
 from dflash_diag.prompts import read_prompts
+from dflash_diag.results import Result, Verdict
+from dflash_diag.scoring import Scores
+from dflash_diag.stats import Estimate
 from dflash_diag.target_config import read_target_config
 from dflash_diag.training_sequences import read_training_sequences
+from dflash_diag.views import compare_text
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b]0;owned\x07", "a\u202eb", "\ud800", "\x85", "\0"])
@@ -385,3 +392,175 @@ def test_whole_numbers_of_numpy_are_training_sequences_too(tmp_path):
     save({**columns, "anchor_seed": np.array([4, 5])}, tmp_path / "train.safetensors")
     (split,) = read_training_sequences(tmp_path / "train.safetensors").values()
     assert [(text.prefix, text.seed) for text in split] == [(2, 4), (3, 5)]
+
+
+# --- what a run has left --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def result(tmp_path):
+    """A saved result with text and numbers in its table."""
+    rows = [{"k": k, "population": "uniform", "survival": 0.5, "note": "a"} for k in range(1, 4)]
+    made = Result(
+        id="acceptance.by_position",
+        question="How far?",
+        headline="So far.",
+        verdict=Verdict.PASS,
+        estimates={"tau": Estimate(1.5, 1.0, 2.0, 3, "tokens")},
+        frame=pd.DataFrame(rows),
+        notes=("a note",),
+    )
+    return made.save(tmp_path / "result")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"headline": 1}, {"question": None}, {"id": ["a"]}, {"verdict": "FINE"}, {"verdict": []},
+        {"estimates": []}, {"estimates": {"tau": {"value": "a"}}}, {"estimates": {"tau": {"x": 1}}},
+        {"estimates": {"tau": {"value": 10**400}}}, {"params": "a"}, {"notes": 3}, {"notes": [1]},
+        {"provenance": None}, {"frame": {}}, {"frame": None}, {"schema_version": 7},
+    ],
+)  # fmt: skip
+def test_a_result_whose_record_was_changed(result, change):
+    path = result / "result.json"
+    storage.write_json(path, storage.read_json(path) | change)
+    with pytest.raises(BadInput, match=r"result\.json"):
+        Result.load(result)
+
+
+def test_a_results_record_does_not_lead_to_another_file(result, tmp_path):
+    path = result / "result.json"
+    record = storage.read_json(path)
+    record["frame"]["file"] = "../elsewhere.parquet"
+    storage.write_json(path, record)
+    assert len(Result.load(result).frame) == 3
+
+
+def changed_table(result: Path, table: pa.Table) -> None:
+    """Put another table in a result's place, and its hash into the record."""
+    path = result / "result.json"
+    pq.write_table(table, result / "frame.parquet")
+    record = storage.read_json(path)
+    record["frame"]["sha256"] = storage.sha256_file(result / "frame.parquet")
+    storage.write_json(path, record)
+
+
+def test_a_result_whose_table_is_damaged(result):
+    table = pq.read_table(result / "frame.parquet")
+    no_text = pa.array([b"\xff\xfe", b"b", b"c"]).view(pa.string())
+    changed_table(result, table.set_column(3, "note", no_text))
+    with pytest.raises(BadInput, match=r"frame\.parquet is damaged"):
+        Result.load(result)
+    changed_table(result, table.replace_schema_metadata({b"pandas": b"[]"}))
+    with pytest.raises(BadInput, match=r"frame\.parquet is damaged"):
+        Result.load(result)
+
+
+def test_a_table_that_cannot_be_drawn_is_named(result):
+    changed_table(result, pa.table({"k": ["a", "b"]}))
+    with pytest.raises(BadInput, match=r"table of acceptance\.by_position cannot be drawn"):
+        Result.load(result).html()
+
+
+def scored(folder: Path) -> Scores:
+    """Scores of one prompt with three anchors, saved."""
+    a, d, w = 3, 2, 4
+    made = Scores(
+        prompt_ids=["p"], n_prompt_tokens=np.array([5]), n_generated=np.array([a + d]), unscored=[],
+        prompt=np.zeros(a, np.int32), anchor=np.arange(5, 5 + a, dtype=np.int32),
+        labels=np.ones((a, d), np.int64), proposed=np.ones((a, d), np.int64),
+        rank=np.zeros((a, d), np.int32), label_logprob=np.zeros((a, d), np.float32),
+        topk_ids=np.zeros((a, d, w), np.int32),
+        topk_logprobs=np.tile(-np.arange(w, dtype=np.float32), (a, d, 1)),
+        block_size=3, convention={}, provenance={},
+    )  # fmt: skip
+    made.save(folder)
+    return made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"anchor": np.array([5, 7, 8], np.int32)}, {"n_generated": np.array([50])},
+        {"n_generated": np.array([0])}, {"n_prompt_tokens": np.array([4])},
+        {"rank": np.full((3, 2), -1, np.int32)}, {"topk_ids": np.zeros((3, 2, 1), np.int32)},
+        {"topk_logprobs": np.full((3, 2, 4), np.nan, np.float32)}, {"convention": None},
+        {"labels": np.ones((3, 1), np.int64), "n_generated": np.array([6])},
+    ],
+)  # fmt: skip
+def test_scores_whose_parts_do_not_fit_together(tmp_path, change):
+    made = scored(tmp_path / "scores")
+    assert Scores.load(tmp_path / "scores").anchor.tolist() == [5, 6, 7]
+    if "labels" in change:  # of a table with as many rows, D is another
+        facts = storage.read_json(tmp_path / "scores" / "scores.json")
+        storage.write_json(tmp_path / "scores" / "scores.json", facts | {"n_proposed": 1})
+    else:
+        replace(made, **change).save(tmp_path / "scores")
+    with pytest.raises(BadInput, match="scores is damaged"):
+        Scores.load(tmp_path / "scores")
+
+
+SUMMARY = {
+    "schema": "dflash_diag.summary/1",
+    "drafters": {"drafter": "step_1", "reference": "r"},
+    "steps": {"drafter": 1, "reference": None},
+    "scores": {
+        role: {"per_prompt": [{"id": "p", "rounds": [1, 2]}], "n_proposed": 4}
+        for role in ("drafter", "reference")
+    },
+    "config": {"drafter": "/x/step_1", "device": "cpu", "dtype": "auto", "overrides": []},
+    "provenance": {
+        "content": {
+            "text": "t", "target": {}, "versions": {}, "drafters": {"step_1": {"files": {}}},
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (["scores"], 3), (["scores"], []), (["scores", "drafter"], None), (["steps"], 1),
+        (["scores", "drafter", "per_prompt"], [{"id": "p", "rounds": "a"}]),
+        (["scores", "drafter", "per_prompt"], [{"id": "p", "rounds": []}]),
+        (["provenance", "content", "versions"], False), (["provenance"], "x"),
+        (["provenance", "content", "target"], {"files": {"weights": {}}, "backend": 1}),
+        (["config", "drafter"], None), (["config"], []), (["drafters"], {"drafter": []}),
+    ],
+)  # fmt: skip
+def test_a_run_whose_summary_was_changed(tmp_path, keys, value):
+    storage.write_json(tmp_path / "summary.json", SUMMARY)
+    assert member_of_folder(tmp_path).side.name == "step_1"
+    changed = json.loads(json.dumps(SUMMARY))
+    part = changed
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    storage.write_json(tmp_path / "summary.json", changed)
+    with pytest.raises(BadInput, match=r"summary\.json"):
+        member_of_folder(tmp_path)
+
+
+@pytest.mark.parametrize("scores", [1, {"reference": {"per_prompt": [{"id": "p"}]}}])
+def test_a_reference_that_its_run_no_longer_tells_of(tmp_path, scores):
+    (tmp_path / "run").mkdir()
+    storage.write_json(tmp_path / "run" / "summary.json", SUMMARY | {"scores": scores})
+    with pytest.raises(BadInput, match=r"summary\.json is damaged"):
+        reference_side(SimpleNamespace(out="run", capture="t"), tmp_path)
+
+
+@pytest.mark.parametrize("instead", [pipe, large, Path.mkdir])
+def test_what_is_no_file_of_history_is_not_waited_for(tmp_path, instead):
+    instead(tmp_path / "history.parquet")
+    with pytest.raises(BadInput, match=r"history\.parquet is not a history"):
+        read_history(tmp_path / "history.parquet")
+
+
+def test_a_name_from_another_run_cannot_steer_a_terminal():
+    number = {"value": 1.0, "lo": 1.0, "hi": 1.0}
+    drafter = {"name": "\x1b[2J", "reference": False, "tau": number, "n_prompts": 1}
+    found = {"differs": [], "drafters": [drafter], "pairs": [], "slots": [], "notes": ["\x07"]}
+    shown = compare_text({**found, "trend": None})
+    assert "\\x1b[2J" in shown
+    assert shown.replace("\n", "").isprintable()

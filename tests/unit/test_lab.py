@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 
 import nbformat
@@ -132,3 +133,37 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path, monkeypatch):
         lab_server.serving(tmp_path, "x"),
     ):
         pass
+
+
+COPY = "00_overview.ipynb"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[", "{}", '{"cells": 1}', '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}}']
+    + [
+        json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": meta, "cells": [cell]})
+        for cell in (1, {}, {"cell_type": "code"}, {"cell_type": "code", "source": [1]})
+        for meta in ({}, {"dflash_diag": 1})
+    ],
+)
+def test_a_copy_of_a_notebook_that_is_none(tmp_path, content):
+    run = Run(RunConfig(out=str(tmp_path)), [], RunConfig())
+    lab.write(run)
+    path = tmp_path / "lab" / COPY
+    path.write_text(content)
+    with pytest.raises(BadInput, match=COPY):
+        lab.write(run)
+
+
+def test_what_stands_in_the_place_of_a_copy(tmp_path):
+    run = Run(RunConfig(out=str(tmp_path)), [], RunConfig())
+    (tmp_path / "lab").mkdir()
+    path = tmp_path / "lab" / COPY
+    path.symlink_to(path.name)
+    lab.write(run)
+    assert path.is_file()  # a link that leads nowhere is replaced
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BadInput, match=COPY):
+        lab.write(run)

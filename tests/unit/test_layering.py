@@ -45,6 +45,8 @@ LAYERS = [
         "bundle_checks",
         "caches",
         "capture",
+        "chat_process",
+        "chat_templates",
         "checkpoints",
         "decoding",
         "divergence",
