@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from dflash_diag.deadlines import killed
 from dflash_diag.diagnostics.base import DRAFTER
 
 if TYPE_CHECKING:
@@ -56,14 +57,11 @@ def ahead(run: Run) -> Iterator[None]:
     )
     torch.set_num_threads(max(1, threads // 2))
     try:
-        with process:
-            try:
-                _tell(process, given.model_dump_json())
-                yield
-            finally:
-                process.kill()
-                _close(process)
+        _tell(process, given.model_dump_json())
+        yield
     finally:
+        killed(process)
+        _close(process)
         torch.set_num_threads(threads)
 
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Protocol, Self
 
+from dflash_diag.deadlines import GONE_S, GRACE_S, STARTER, within
 from dflash_diag.errors import BadInput
 
-GRACE_S = 30.0
-"""Seconds that a command has to end by itself when it is told to stop: a notebook's cell is not
-broken off."""
 LIMIT_S = 86400.0
 """Seconds that a command may take unless it is said otherwise."""
+RAY_S = 120.0
+"""Seconds that a Ray cluster may take to answer, or to start."""
 _POLL_S = 0.1
 _TAIL = 2000
 
@@ -70,6 +70,11 @@ class Ended:
     def reason(self) -> str:
         """Why it failed, in a line."""
         return self.last_line.removeprefix("error: ") or f"ended with code {self.code}"
+
+    @property
+    def could_not_write(self) -> bool:
+        """Whether it failed for want of a place to write to, on a full disk say."""
+        return self.code != 0 and self.reason.startswith("cannot write ")
 
 
 class Executor(Protocol):
@@ -153,21 +158,25 @@ def execute(command: Command, stopped: Event | None = None) -> Ended:
     It leads a process group of its own, so that a Ctrl-C reaches it through us, and once.
     """
     log = Path(command.log)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a+b") as errors:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        errors = log.open("a+b")
+    except OSError as error:
+        return Ended(1, "", f"cannot write {log}: {error.strerror}")
+    with errors:
         start = errors.seek(0, os.SEEK_END)
-        with subprocess.Popen(
+        process = subprocess.Popen(
             command.arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=os.environ | dict(command.environment),
+            env=os.environ | dict(command.environment) | {STARTER: str(os.getpid())},
             start_new_session=True,
-        ) as process:
-            try:
-                output = _wait(process, command.given.encode(), command.limit, stopped)
-            finally:
-                _end(process)
+        )
+        try:
+            output = _wait(process, command.given.encode(), command.limit, stopped)
+        finally:
+            _end(process)
         errors.seek(max(start, errors.seek(0, os.SEEK_END) - _TAIL))
         lines = errors.read().decode("utf-8", "replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -195,9 +204,17 @@ def _wait(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process, with those that it started; a second interruption kills them at once."""
-    if process.poll() is not None:
-        return
+    """Leave nothing of a process that has ended, or has to."""
+    try:
+        if process.poll() is None:
+            _stop(process)
+    finally:
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            pipe.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process, with those that it started; a second interruption kills them at once."""
     try:
         process.send_signal(signal.SIGTERM)
         end = time.monotonic() + GRACE_S
@@ -206,7 +223,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # it hangs in the system itself
+            process.wait(GONE_S)
 
 
 class OnRay:
@@ -220,8 +238,8 @@ class OnRay:
     """
 
     def __init__(self, jobs: int = 0, *, gpu: bool = False, address: str = "") -> None:
-        self._ray = _connected(address or os.environ.get("RAY_ADDRESS", "") or "auto")
-        nodes = [one["Resources"] for one in self._ray.nodes() if one["Alive"]]
+        self._ray, all_nodes = _connected(address or os.environ.get("RAY_ADDRESS", "") or "auto")
+        nodes = [one["Resources"] for one in all_nodes if one["Alive"]]
         gpus = sum(int(one.get("GPU", 0)) for one in nodes) if gpu else 0
         self.at_once = self.spare = jobs or gpus or len(nodes)
         # Workers find this package by no path of their own; what they start does.
@@ -264,18 +282,23 @@ class OnRay:
         self._ray.shutdown()
 
 
-def _connected(address: str) -> Any:
-    """The module ``ray``, connected to a cluster."""
+def _connected(address: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The module ``ray``, connected to a cluster, and the nodes of that."""
     try:
         import ray
     except ImportError as error:
         raise BadInput(
             "--executor ray, and Ray is not installed", do='pip install "dflash-diag[ray]"'
         ) from error
+
+    def nodes() -> list[dict[str, Any]]:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        return list(ray.nodes())
+
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        return ray, within(RAY_S, nodes)
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
         raise BadInput(
             f"no Ray cluster answers at {address}",
             "one that runs",
@@ -284,4 +307,3 @@ def _connected(address: str) -> Any:
     finally:
         for one, handler in before.items():  # Ray puts its own in their place
             signal.signal(one, handler)
-    return ray

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from dflash_diag.deadlines import killed
 from dflash_diag.errors import BadInput, DiagError
 
 HOST = "127.0.0.1"
@@ -47,7 +48,7 @@ class Server:
         DiagError
             It ended otherwise.
         """
-        code = self.process.wait()
+        code = self.process.wait()  # as long as somebody works in it
         if code:
             raise DiagError(f"JupyterLab ended with code {code}")
 
@@ -129,6 +130,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
     until = time.monotonic() + START_S
     while process.poll() is None:
         with socket.socket() as one:
+            one.settimeout(1.0)
             if one.connect_ex((HOST, port)) == 0:
                 return
         if time.monotonic() > until:
@@ -149,5 +151,4 @@ def _end(process: subprocess.Popen[bytes], port: int, token: str) -> None:
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        killed(process)

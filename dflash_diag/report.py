@@ -66,15 +66,14 @@ def build(run: Run) -> Path:
     with ahead(run):
         results = run.compute()
     storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
-    made = {f"{path.stem}.html": page_html(path, run) for path in _executed(run)}
-    made["index.html"] = index_html(run, results)
+    pages_of = {f"{path.stem}.html": page_html(path, run) for path in _executed(run)}
+    made = {"index.html": index_html(run, results), **pages_of}
     for name, html in made.items():
         views.check_offline(html, name)
         views.check_size(html, name)
-    storage.write_json(run.out / "summary.json", summary(run, results))
-    storage.atomic_write(run.out / "junit.xml", junit(results))
-    for name, html in made.items():  # index.html last: where it is, all is
-        storage.atomic_write(run.out / name, html)
+    made["summary.json"] = storage.to_json_text(summary(run, results))
+    made["junit.xml"] = junit(results)
+    storage.write_together(run.out, made)  # where index.html is, all is
     return run.out / "index.html"
 
 

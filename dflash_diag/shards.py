@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dflash_diag import storage
 from dflash_diag.config import RunConfig
+from dflash_diag.deadlines import end_with_starter
 from dflash_diag.runs import Run
 from dflash_diag.scoring import Scores, merged, score, shards
 
@@ -59,6 +60,7 @@ def main() -> None:
     """``PART OF`` or ``merge OF``, with the run's configuration on standard input."""
     from dflash_diag.errors import DiagError
 
+    end_with_starter()
     what, of = sys.argv[1], int(sys.argv[2])
     try:
         run = Run.open(RunConfig.model_validate_json(sys.stdin.read()))

@@ -18,12 +18,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from safetensors import SafetensorError
 
+from dflash_diag import machines
 from dflash_diag.errors import BadInput, OutputError
 
 if TYPE_CHECKING:
@@ -135,6 +136,26 @@ def atomic_file(path: StrPath) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+def write_together(folder: StrPath, files: Mapping[str, str]) -> None:
+    """Write texts that belong together: none takes its place before all are whole, the first last.
+
+    Parameters
+    ----------
+    files
+        Content by name.
+
+    Raises
+    ------
+    OutputError
+        One cannot be written. What was there is unchanged.
+    """
+    with ExitStack() as whole:
+        for name, text in files.items():
+            file = whole.enter_context(atomic_file(Path(folder) / name))
+            file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()
+
+
 @contextmanager
 def staged_dir(final: StrPath) -> Iterator[Path]:
     """A new empty folder beside ``final`` that becomes ``final`` when the body succeeds.
@@ -200,26 +221,29 @@ def alone(path: StrPath, *, timeout: float = -1) -> BaseFileLock:
 
 
 @contextmanager
-def kept_alone(out: StrPath) -> Iterator[None]:
-    """Keep other processes of this machine out of an output folder, which need not be there yet.
+def kept_alone(out: StrPath, other: str = "another process is writing to") -> Iterator[None]:
+    """Keep other processes out of an output folder, which need not be there yet.
 
     What a process that was killed left half-written there is removed, see `sweep`.
+
+    Parameters
+    ----------
+    other
+        Begins the sentence about another process of this machine.
 
     Raises
     ------
     OutputError
-        Another process is at work in it.
+        Another process is at work in it, here or on another machine (see `machines`).
     """
     from filelock import Timeout
 
     try:
-        with alone(out, timeout=0):
+        with alone(out, timeout=0), machines.kept_off(Path(out).resolve()):
             sweep(Path(out))
             yield
     except Timeout as error:
-        raise OutputError(
-            f"another process is writing to {out}", do="wait for it, or give another --out"
-        ) from error
+        raise OutputError(f"{other} {out}", do="wait for it, or give another --out") from error
 
 
 def sweep(out: Path) -> None:

@@ -28,6 +28,7 @@ from dflash_diag.cli import (
     watch,
 )
 from dflash_diag.cli.options import BAD_INPUT, DONE, INTERRUPTED
+from dflash_diag.deadlines import end_with_starter
 from dflash_diag.errors import DiagError
 
 __all__ = ["app", "main", "run"]
@@ -131,4 +132,5 @@ class _Interruptible:
 
 def main() -> None:
     """Entry point of ``python -m dflash_diag`` and ``dflash-diag``."""
+    end_with_starter()
     sys.exit(run())

@@ -228,7 +228,7 @@ def verb(
         for one in news:
             say(one)
             if not once and watching.is_idle() and watching.alarms(refused):
-                break
+                watching.stop()
     if json == "-":
         typer.echo(storage.to_json_text(watching.to_json()), nl=False)
     elif json:

@@ -14,6 +14,7 @@ from typing import Self
 
 from dflash_diag import storage
 from dflash_diag.config import RunConfig
+from dflash_diag.deadlines import end_with_starter
 from dflash_diag.executors import Command
 
 ASIDE = {
@@ -113,6 +114,7 @@ def main() -> None:
     """What the process does with the configuration on standard input."""
     from dflash_diag.errors import DiagError
 
+    end_with_starter()
     config = RunConfig.model_validate_json(sys.stdin.read())
     try:
         if not config.drafter:

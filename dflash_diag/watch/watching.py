@@ -21,7 +21,6 @@ import time
 from collections.abc import Container, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -45,6 +44,8 @@ from dflash_diag.watch.webhook import Webhook
 SCHEMA = "dflash_diag.watch/1"
 ATTEMPTS = 2
 """Times that a report is tried."""
+LAST_S = 60.0
+"""Seconds for which the end of a watch is put off by messages that are on their way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,9 @@ class Watching:
         self._redone: set[str] = set()
         self._told: dict[str, str | None] = {}
         """What each checkpoint of this watch was compared with when it was told of."""
+        self._posted: dict[Future[str], str] = {}
+        """Messages on their way, and the checkpoints that they are about."""
+        self._stopped = False
         self._began: datetime | None = None
 
     @property
@@ -143,21 +147,21 @@ class Watching:
         return self.out / HISTORY
 
     def news(self) -> Generator[News, None, None]:
-        """Watch, and tell what happens; ends when ``once`` and nothing is left to do.
+        """Watch, and tell what happens, until `stop`; or ``once``, and nothing is left to do.
 
         Raises
         ------
         BadInput
             An input other than a checkpoint cannot be used.
         OutputError
-            Another watch is at work here, or nothing can be written.
+            Another watch is at work here, or it or a report cannot be written.
         """
-        with self._alone(), self.executor:
+        with storage.kept_alone(self.out, "another watch is at work in"), self.executor:
             if not self.state.known:
                 self._check_inputs()
             try:
                 self._resume()
-                while True:
+                while not self._stopped:
                     yield from self._look()
                     self._publish()
                     self._start_opening()
@@ -165,20 +169,16 @@ class Watching:
                     if self._is_over():
                         break
                     yield from self._wait()
+                    yield from self._answered()
                 yield from self._still_growing()
+                wait_for(self._posted, timeout=LAST_S)
+                yield from self._answered(last=True)
             finally:
                 self.state.write(self.out)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        try:
-            with storage.alone(self.out, timeout=0):
-                storage.sweep(self.out)
-                yield
-        except Timeout as error:
-            raise OutputError(
-                f"another watch is at work in {self.out}", do="stop it, or give another --out"
-            ) from error
+    def stop(self) -> None:
+        """Let `news` come to its end."""
+        self._stopped = True
 
     def _check_inputs(self) -> None:
         """Refuse what is wrong with everything but the checkpoints before any is looked at."""
@@ -276,6 +276,8 @@ class Watching:
                 self._next_turn(job)
                 continue
             seen, ended = self.state.seen[job.path], job.failed or ended
+            if ended.could_not_write:  # nor can we; nothing is said against the checkpoint
+                raise OutputError(ended.reason)
             if job.kind == "capture":
                 yield from self._captured(seen, ended)
             elif settling.signature(Path(job.path)) != job.signature:
@@ -385,11 +387,17 @@ class Watching:
         judged = self.regression(row)
         self._told[row.run_id] = None if judged is None else judged.against
         said = sentence(row, judged, self.page(row))
-        yield News("finished", row.name, said)
         if self.webhook is not None:
-            why = self.webhook.tell({"text": said} | self.of(row))
-            if why:
-                yield News("untold", row.name, f"{self.webhook.host} was not told: {why}")
+            self._posted[self.webhook.post({"text": said} | self.of(row))] = row.name
+        yield News("finished", row.name, said)
+
+    def _answered(self, *, last: bool = False) -> Iterator[News]:
+        """What became of messages; of the ``last`` ones all that can be said."""
+        for post in [one for one in self._posted if last or one.done()]:
+            name = self._posted.pop(post)
+            why = post.result(0) if post.done() else f"no answer within {LAST_S:g} s"
+            if why and self.webhook is not None:
+                yield News("untold", name, f"{self.webhook.host} was not told: {why}")
 
     def _still_growing(self) -> Iterator[News]:
         for one in self.state.seen.values():

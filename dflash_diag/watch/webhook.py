@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from queue import Full, Queue
+from threading import Thread
+from typing import Any
 
 from dflash_diag.deadlines import within
 from dflash_diag.errors import BadInput
-
-if TYPE_CHECKING:
-    pass
 
 VARIABLE = "DFLASH_DIAG_WEBHOOK"
 """Environment variable with the address, which a command line shows to everybody."""
 ATTEMPTS = 3
 TIMEOUT_S = 10.0
 """Seconds to connect, to send and to answer; one attempt takes at most twice as long."""
+MOST = 64
+"""Messages that may wait for those before them."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -55,9 +57,34 @@ class Webhook:
             raise BadInput("--webhook names no host", "https://HOST/PATH")
         self._url, self._timeout = parsed, timeout
         self.host = parsed.host
+        self._waiting: Queue[tuple[Mapping[str, Any], Future[str]]] = Queue(MOST)
+        self._thread: Thread | None = None
 
     def __repr__(self) -> str:
         return f"Webhook({self.host})"
+
+    def post(self, value: Mapping[str, Any]) -> Future[str]:
+        """`tell` as soon as all that was posted before is told; whoever posts need not wait.
+
+        A process that ends does not wait either: what is still on its way is lost then.
+        """
+        if self._thread is None:
+            self._thread = Thread(target=self._tell_all, daemon=True)
+            self._thread.start()
+        answer: Future[str] = Future()
+        try:
+            self._waiting.put_nowait((value, answer))
+        except Full:
+            answer.set_result(f"{MOST} messages are waiting already")
+        return answer
+
+    def _tell_all(self) -> None:
+        while True:
+            value, answer = self._waiting.get()  # ends with the process
+            try:
+                answer.set_result(self.tell(value))
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                answer.set_exception(error)
 
     def tell(self, value: Mapping[str, Any]) -> str:
         """Send a value; why it could not be, or nothing. What may pass is tried again."""

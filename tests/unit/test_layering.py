@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[2] / "dflash_diag"
 # Lowest first; a module may import its own layer and those above it in this list. A folder stands
 # for all that is in it.
 LAYERS = [
-    {"deadlines", "errors", "paths", "progress", "results", "shapley", "stats", "storage"}
-    | {"weight_files"},
+    {"deadlines", "errors", "machines", "paths", "progress", "results", "shapley", "stats"}
+    | {"storage", "weight_files"},
     {
         "bounds",
         "causes",

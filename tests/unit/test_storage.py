@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -60,6 +61,30 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_files_that_belong_together_are_all_new_or_all_old(tmp_path, monkeypatch):
+    first = {"index.html": "old", "page.html": "old"}
+    storage.write_together(tmp_path, first)
+    order, replace = [], Path.replace
+
+    def replaced(part, final):
+        order.append(final.name)
+        return replace(part, final)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limit[1]))
+    try:
+        with pytest.raises(OutputError, match="page.html: files may not grow that large"):
+            storage.write_together(tmp_path, {"index.html": "new", "page.html": "x" * 2**17})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert {name: (tmp_path / name).read_text() for name in names(tmp_path)} == first
+    assert order == []
+    storage.write_together(tmp_path, {"index.html": "new", "page.html": "x" * 2**17})
+    assert order == ["page.html", "index.html"]
+    assert names(tmp_path) == ["index.html", "page.html"]
+
+
 def test_a_device_that_is_really_full(monkeypatch):
     monkeypatch.delattr(Path, "replace")  # were it replaced, root would lose the device
     with pytest.raises(OutputError, match="the disk is full"):
