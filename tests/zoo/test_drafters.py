@@ -16,7 +16,7 @@ from tests import slow_scoring
 from tests.conftest import ZOO
 
 DRAFTERS = sorted(p.name for p in (ZOO / "hybrid" / "drafters").glob("*"))
-SLOW_PROMPTS = 3
+SLOW_PROMPTS = 2
 ROWS = ("prompt", "anchor", "labels", "proposed", "rank", "label_logprob")
 COLUMNS = (*ROWS, "topk_ids", "topk_logprobs")
 
