@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from dflash import model as zlab
 from transformers import AutoModelForCausalLM
 
+from dflash_diag.capture import make_capture
 from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_convention
 from dflash_diag.decoding import check_lossless, expect_as_captured
-from dflash_diag.example import EXAMPLE
+from dflash_diag.errors import BadInput
+from dflash_diag.example import EXAMPLE, SMOLLM2
 from dflash_diag.metrics import per_prompt
 from dflash_diag.scoring import proposer, score
 from dflash_diag.targets import load_target
@@ -32,25 +35,28 @@ def no_cuda_timer(monkeypatch):
 
 def load_pair(target, drafter):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    theirs = zlab.DFlashDraftModel.from_pretrained(drafter, dtype=torch.float32).eval()
-    return model, theirs
+    return model, zlab_drafter(drafter)
 
 
-def generate(pair, ids, block_size):
+def zlab_drafter(folder):
+    return zlab.DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def generate(pair, ids, block_size, generated=GENERATED):
     target, drafter = pair
     return zlab.dflash_generate(
         drafter,
         target,
         torch.tensor([ids]),
         # One more than captured: it cuts the bonus token off that would lie beyond the end.
-        GENERATED + 1,
+        generated + 1,
         [target.config.eos_token_id],
         block_size=block_size,
         return_stats=True,
     )
 
 
-def our_rounds(capture, checkpoint, settings):
+def our_rounds(capture, checkpoint, settings=()):
     convention = resolve_convention(checkpoint, settings=settings)
     drafter = load_drafter(checkpoint, convention, dtype=torch.float32)
     scores = score(capture, drafter, silent=True)
@@ -87,6 +93,39 @@ def test_its_loop_is_not_lossless_on_the_hybrid_target(hybrid_capture):
         made = generate(pair, ids, 8).output_ids[0, len(ids) :][:GENERATED].tolist()
         same.append(made == hybrid_capture.continuation(i).tolist())
     assert not all(same)
+
+
+EVERY = bool(os.environ.get("EVERY_PROMPT"))
+"""Whether the public pair drafts all of its prompts, which takes minutes, or a few of each task."""
+
+
+def test_rounds_are_those_of_its_loop_on_a_public_chat_model(tmp_path):
+    """Nobody here trained the target: its own tokens come from transformers, one after another."""
+    try:
+        file = SMOLLM2.part(SMOLLM2.target)
+    except BadInput as why:
+        pytest.skip(str(why))
+    prompts, length = SMOLLM2.read_prompts(), SMOLLM2.max_new_tokens
+    if not EVERY:
+        prompts, length = prompts[::7], length // 2
+    target = load_target(file, dtype="float32", device="cpu")
+    folder = SMOLLM2.part(SMOLLM2.drafter)
+    checkpoint = read_checkpoint(folder)
+    taps = resolve_convention(checkpoint).taps
+    capture = make_capture(
+        target, prompts, tmp_path / "capture", max_new_tokens=length, taps=taps, silent=True
+    )
+    ours = our_rounds(capture, checkpoint)
+    pair = target.model, zlab_drafter(folder)
+    assert len(ours) == len(prompts)
+    for i, prompt in enumerate(capture.prompts):
+        ids, own = capture.tokens(i)[: prompt.n_prompt_tokens], capture.continuation(i).tolist()
+        theirs = generate(pair, ids.tolist(), 8, length)
+        rounds = ours[prompt.id]
+        assert rounds == theirs.acceptance_lengths[: len(rounds)], prompt.id
+        assert theirs.output_ids[0, len(ids) :][:length].tolist() == own, prompt.id
+        plain = target.model.generate(ids[None], max_new_tokens=length, do_sample=False)
+        assert plain[0, len(ids) :].tolist() == own, prompt.id
 
 
 PARTS = 5
