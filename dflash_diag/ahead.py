@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -28,23 +28,39 @@ WORTH = 500
 
 @contextmanager
 def ahead(run: Run) -> Iterator[None]:
-    """Let a second process try readings while the body lasts, on half of the cores.
+    """Let a second process try readings while the body lasts, each on half of the cores.
 
     Only where nothing is short: on a CPU, on a machine with a second core, and with a target that
     keeps this process busy meanwhile. The capture is made first if it is not there.
+
+    How sums are rounded depends on the number of threads, so that must not depend on what is there
+    already: a run that goes on where it was stopped uses half of the cores as well.
     """
     if not _is_worth_it(run):
         yield
         return
     import torch
 
+    from dflash_diag.alignment_runs import alignment_path
+
     threads = torch.get_num_threads()
+    half = max(1, threads // 2)
+    torch.set_num_threads(half)
+    try:
+        with nullcontext() if alignment_path(run, DRAFTER).is_file() else _trying(run, half):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _trying(run: Run, threads: int) -> Iterator[None]:
     given = run.given.model_copy(update={"out": str(run.out)})
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": str(max(1, threads // 2)),
+        "OMP_NUM_THREADS": str(threads),
         "DFLASH_DIAG_PROGRESS": "silent",
     }
     process = subprocess.Popen(
@@ -55,14 +71,12 @@ def ahead(run: Run) -> Iterator[None]:
         env=os.environ | environment,
         text=True,
     )
-    torch.set_num_threads(max(1, threads // 2))
     try:
         _tell(process, given.model_dump_json())
         yield
     finally:
         killed(process)
         _close(process)
-        torch.set_num_threads(threads)
 
 
 def _tell(process: subprocess.Popen[str], text: str) -> None:
@@ -83,7 +97,6 @@ def _close(process: subprocess.Popen[str]) -> None:
 
 
 def _is_worth_it(run: Run) -> bool:
-    from dflash_diag.alignment_runs import alignment_path
     from dflash_diag.targets import resolve_device
 
     return (
@@ -92,7 +105,6 @@ def _is_worth_it(run: Run) -> bool:
         and resolve_device(run.config.device).type == "cpu"
         and (os.cpu_count() or 1) > 1
         and sum(one.n_generated for one in run.capture.prompts) >= WORTH
-        and not alignment_path(run, DRAFTER).is_file()
     )
 
 

@@ -202,7 +202,7 @@ def replace_dir(tmp: StrPath, final: StrPath) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def alone(path: StrPath, *, timeout: float = -1) -> BaseFileLock:
+def alone(path: StrPath, *, timeout: float) -> BaseFileLock:
     """To be entered: keeps other processes of this machine out of whatever ``path`` stands for.
 
     The lock is no file beside it: ``path`` need not be there, and shared file systems often cannot
@@ -211,7 +211,7 @@ def alone(path: StrPath, *, timeout: float = -1) -> BaseFileLock:
     Parameters
     ----------
     timeout
-        Seconds to wait before `filelock.Timeout`; for ever if negative.
+        Seconds to wait before `filelock.Timeout`.
     """
     from filelock import FileLock
 

@@ -32,20 +32,32 @@ class Spawner:
 
     Parameters
     ----------
+    disks
+        Whether they see disks of their own, see `disk`.
     more
         Environment variables of theirs.
     """
 
-    def __init__(self, **more: str) -> None:
+    def __init__(self, *, disks: bool = False, **more: str) -> None:
         environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", **more}
         environment |= {"DFLASH_DIAG_PROGRESS": "silent", "PYTHONPATH": str(TESTS.parent)}
+        private = PRIVATE if disks and _can_mount() else ()
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [*private, sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | environment,
             text=True,
         )
+        self.root = Path(f"/proc/{self._process.pid}/root") if private else None
+        """Where this process sees the files that those see; None if they are the same."""
+
+    def disk(self, place: Path, size: int) -> bool:
+        """Give the verbs a disk of so many bytes at a folder, or another size to the one there.
+
+        Whether that can be done: it takes root, or a user who may have a namespace of his own.
+        """
+        return self.root is not None and self._ask(disk=str(place), size=size) == 0
 
     def __enter__(self) -> Spawner:
         return self
@@ -87,6 +99,16 @@ class Running:
 
 
 RUNS = 1000
+PRIVATE = ("unshare", "-m") if os.geteuid() == 0 else ("unshare", "-rm")
+"""Starts a process whose mounts nobody else sees; a user is root there for that."""
+
+
+def _can_mount() -> bool:
+    command = [*PRIVATE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -98,6 +120,13 @@ class Stage:
     out: Path
     log: Path
     how: dict[str, Any] = field(default_factory=dict)
+    root: Path = Path("/")
+    """Where what the verb sees is seen from here."""
+
+    @property
+    def left(self) -> Path:
+        """What it writes, as it is seen from here."""
+        return self.root / self.out.relative_to("/")
 
     def start(self, spawner: Spawner, **how: Any) -> Running:
         how = {"log": str(self.log), **self.how, **how}
@@ -109,7 +138,12 @@ class Stage:
 
 
 def stages(
-    world: Path, folder: Path, *, logs: Path | None = None, pages: Sequence[str] = NOTEBOOKS
+    world: Path,
+    folder: Path,
+    *,
+    logs: Path | None = None,
+    pages: Sequence[str] = NOTEBOOKS,
+    root: Path | None = None,
 ) -> dict[str, Stage]:
     """Every verb that is killed.
 
@@ -121,6 +155,8 @@ def stages(
         Where the verbs write.
     logs
         Where their standard error goes; the same folder unless it is small.
+    root
+        Where the folder is seen from here, see `Spawner.root`.
     """
     given = ("--target", f"{world}/target", "--prompts", f"{world}/prompts.jsonl")
     given += ("--max-new-tokens", "12")
@@ -137,7 +173,12 @@ def stages(
     how = {"report": {"pages": list(pages)}, "watch": {"stand_ins": True}}
     return {
         name: Stage(
-            name, (name, *more), folder / name, (logs or folder) / f"{name}.log", how.get(name, {})
+            name,
+            (name, *more),
+            folder / name,
+            (logs or folder) / f"{name}.log",
+            how.get(name, {}),
+            root or Path("/"),
         )
         for name, more in arguments.items()
     }
@@ -169,11 +210,11 @@ def write_world(folder: Path) -> Path:
 def kept(stage: Stage) -> dict[str, Any]:
     """All that a run leaves, by path; JSON without times, tables by their bytes."""
     found: dict[str, Any] = {}
-    for path in sorted(one for one in stage.out.rglob("*") if one.is_file()):
-        if re.search(r"/\.[^/]+\.[0-9a-f]{8}\b", f"/{path.relative_to(stage.out)}"):
+    for path in sorted(one for one in stage.left.rglob("*") if one.is_file()):
+        if re.search(r"/\.[^/]+\.[0-9a-f]{8}\b", f"/{path.relative_to(stage.left)}"):
             continue  # half-made by what was killed; it is swept when it is a day old
         # A key that depends on a capture depends on when that was made.
-        name = re.sub(r"\b[0-9a-f]{12}\b", "KEY", path.relative_to(stage.out).as_posix())
+        name = re.sub(r"\b[0-9a-f]{12}\b", "KEY", path.relative_to(stage.left).as_posix())
         if path.suffix == ".json":
             text = path.read_text().replace(str(stage.out.parent), "FOLDER")
             found[name] = timeless(json.loads(text))
@@ -201,8 +242,8 @@ def differences(found: dict[str, Any], known: dict[str, Any]) -> list[str]:
 
 def pages(stage: Stage) -> list[str]:
     """Names of the pages and notebooks."""
-    names = [one for kind in ("*.html", "*.ipynb") for one in stage.out.rglob(kind)]
-    return sorted(one.relative_to(stage.out).as_posix() for one in names)
+    names = [one for kind in ("*.html", "*.ipynb") for one in stage.left.rglob(kind)]
+    return sorted(one.relative_to(stage.left).as_posix() for one in names)
 
 
 def timeless(value: Any) -> Any:
@@ -230,10 +271,18 @@ def main() -> None:
         elif "poll" in task:
             pid, status = os.waitpid(task["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else RUNS
+        elif "disk" in task:
+            answer = _mounted(Path(task["disk"]), task["size"])
         else:
             answer = os.fork() or _child(**task)
         sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
+
+
+def _mounted(place: Path, size: int) -> int:
+    again = "remount," if place.is_mount() else ""
+    command = ["mount", "-t", "tmpfs", "-o", f"{again}size={size}", "tmpfs", str(place)]
+    return subprocess.run(command, stdout=sys.stderr, timeout=30, check=False).returncode
 
 
 def _child(

@@ -2,7 +2,7 @@
 
 ``python watched.py identity`` and ``python watched.py report OUT DRAFTER`` stand in for the
 processes that a watch starts. A checkpoint holds ``{"rounds": [...], "do": ...}``: the tokens of
-the rounds of each prompt, and what its report does: fail, fail once, hang.
+the rounds of each prompt, and what its report does: fail, fail once, hang, find the disk full.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def identify(config: dict) -> None:
 
 
 def report(out: Path, drafter: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from dflash_diag.deadlines import end_with_starter
+
+    end_with_starter()
     content = json.loads(drafter.read_text())
     out.mkdir(parents=True, exist_ok=True)
     tried = out / "tried"
@@ -63,6 +67,8 @@ def report(out: Path, drafter: Path) -> None:
             sys.exit("error: the GPU fell off the bus")
         case "hang once" if not before:
             time.sleep(600)
+        case "full" if drafter.with_name("full").exists():
+            sys.exit(f"error: cannot write {out}: the disk is full; free some space")
         case "short":
             time.sleep(0.3)
         case "slow":

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dflash_diag import ahead as module
+from dflash_diag import storage
 from dflash_diag.ahead import ahead
 from dflash_diag.alignment_runs import alignment_path
 from dflash_diag.config import RunConfig
@@ -44,6 +45,7 @@ def started(monkeypatch):
 
     def started_too(command, **options):
         process = start(command, **options)
+        process.environment = options.get("env")
         if module.__name__ in command:
             found.append(process)
         return process
@@ -54,19 +56,37 @@ def started(monkeypatch):
     return found
 
 
-def test_it_measures_what_this_process_would(run, started):
-    threads = torch.get_num_threads()
+@pytest.fixture
+def threads():
+    """As many as leave one for each of the processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
+def test_it_measures_what_this_process_would(run, started, threads):
     path = alignment_path(run, DRAFTER)
     with ahead(run):
         (process,) = started
+        assert process.environment["OMP_NUM_THREADS"] == "1"
+        assert torch.get_num_threads() == 1
         assert process.wait(timeout=120) == 0
     made = path.read_bytes()
     assert torch.get_num_threads() == threads
     path.unlink()
+    torch.set_num_threads(1)
     run.alignment()
     assert path.read_bytes() == made
-    with ahead(run):  # what is there needs no process
-        assert len(started) == 1
+
+
+def test_a_run_that_goes_on_adds_up_as_one_from_the_beginning(run, started, threads):
+    """What is there needs no process; but the number of threads decides how sums are rounded."""
+    storage.write_json(alignment_path(run, DRAFTER), {})
+    with ahead(run):
+        assert started == []
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
 
 
 def test_it_ends_with_the_body_and_what_it_lacks_is_measured_here(run, started):

@@ -91,7 +91,7 @@ def test_a_measurement_ahead_that_hangs_is_not_waited_for(tmp_path, monkeypatch)
 HOLD = """if True:
     import sys
     from dflash_diag import storage
-    with storage.alone(sys.argv[1]):
+    with storage.alone(sys.argv[1], timeout=30):
         print("held", flush=True)
         sys.stdin.read()
 """

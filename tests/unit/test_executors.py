@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
-from dflash_diag import executors
+from dflash_diag import deadlines, executors
 from dflash_diag.errors import BadInput
 from dflash_diag.executors import Command, Local, executor
 
@@ -84,6 +88,38 @@ def test_leaving_stops_what_runs_with_its_children(python):
         assert time.monotonic() - started < 10
 
 
+def test_a_command_ends_with_who_started_it(python, tmp_path):
+    hang = "import time; time.sleep(600)"
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {hang}"
+    listen = "from dflash_diag import deadlines; deadlines.GRACE_S = 0.2; "
+    listen += "deadlines.end_with_starter(); import os, sys; assert not os.getenv('{}'); "
+    listen = listen.format(deadlines.STARTER) + "sys.stderr.write(f'{os.getpid()}\\n'); "
+    commands = [python(f"{listen}{code}") for code in (hang, deaf)]
+    start = "import sys, threading; from dflash_diag.executors import Command, execute\n"
+    start += f"for arguments in {[one.arguments for one in commands]}:\n"
+    start += f"    command = Command(arguments, {commands[0].log!r})\n"
+    start += "    threading.Thread(target=execute, args=(command,)).start()"
+    root = str(Path(executors.__file__).parents[1])
+    starter = subprocess.Popen([sys.executable, "-S", "-c", start], cwd=root)
+    log, end = Path(commands[0].log), time.monotonic() + 20
+    while not log.exists() or log.read_text().count("\n") < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    started = [int(line) for line in log.read_text().split()]
+    assert all(map(alive, started))
+    starter.kill()
+    starter.wait(20)
+    while any(map(alive, started)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_where_nothing_can_be_logged_is_said(python):
+    ended = executors.execute(replace(python("pass"), log="/dev/null/log"))
+    assert ended.could_not_write
+    assert ended.reason.startswith("cannot write /dev/null/log: ")
+
+
 def test_cores_are_shared(python, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
@@ -105,6 +141,16 @@ def test_this_very_package_is_used(tmp_path):
     assert "watch" in ended.output
     root = command.environment["PYTHONPATH"].split(os.pathsep)[0]
     assert (Path(root) / "dflash_diag" / "executors.py").samefile(executors.__file__)
+
+
+def test_a_cluster_that_never_answers(monkeypatch):
+    never = Event()
+    ray = SimpleNamespace(init=lambda *_, **__: never.wait(60), nodes=list)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(executors, "RAY_S", 0.1)
+    with pytest.raises(BadInput, match="no Ray cluster answers at head:6379"):
+        executor("ray", address="head:6379")
+    never.set()
 
 
 def test_bad_names(monkeypatch):

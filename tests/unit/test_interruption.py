@@ -5,11 +5,12 @@ The long form, with a table of every kill, is ``tests/benchmarks/interruption.py
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import random
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -18,12 +19,11 @@ import killing
 import pytest
 
 ONE_PAGE = ["02_acceptance"]
-FULL = "disk is full"
 
 
 @pytest.fixture(scope="module")
 def spawner():
-    with killing.Spawner() as made:
+    with killing.Spawner(disks=True) as made:
         yield made
 
 
@@ -98,13 +98,15 @@ def test_a_report_resumes_where_it_was_killed(undisturbed, spawner):
         running.kill(number)
         assert running.wait() == (-9 if number == signal.SIGKILL else 3), stage.said()
         assert not (stage.out / "index.html").exists()
+    assert stage.start(spawner, largest=80_000).wait() == 2, stage.said()
+    assert "files may not grow that large" in last_line(stage)
     made = {path: path.stat().st_mtime_ns for path in results_in(stage)}
     assert_resumes(stage, spawner, numbers, pages)
     assert made == {path: path.stat().st_mtime_ns for path in made}  # read, not made again
 
 
 def results_in(stage) -> list[Path]:
-    return list((stage.out / "results").glob("[!.]*/result.json"))
+    return list((stage.left / "results").glob("[!.]*/result.json"))
 
 
 @pytest.mark.parametrize("name", ["capture", "score", "watch"])
@@ -135,7 +137,7 @@ def test_many_at_once_leave_what_one_leaves(undisturbed, spawner):
     assert_resumes(stage, spawner, numbers, pages)
 
 
-@pytest.mark.parametrize("how", ["a run", "a capture", "a watch"])
+@pytest.mark.parametrize("how", ["a run", "a capture"])
 def test_what_a_killed_process_left_goes_when_it_is_old(how, tmp_path):
     old, young, other = (
         tmp_path / name
@@ -156,13 +158,9 @@ def beginning(how, out):
     """What each kind of work begins with."""
     from dflash_diag import storage
     from dflash_diag.config import RunConfig
-    from dflash_diag.executors import Local
     from dflash_diag.runs import Run
-    from dflash_diag.watch.watching import Settings, Watching
 
     config = RunConfig(out=str(out))
-    if how == "a watch":
-        return Watching(config, Settings(where=str(out), out=out), Local(1))._alone()
     return storage.kept_alone(out) if how == "a capture" else Run(config, [], config).alone()
 
 
@@ -170,69 +168,85 @@ def beginning(how, out):
 
 
 @pytest.fixture
-def disk():
-    """A small disk of its own; `resize` gives it another number of bytes."""
+def on_disk(spawner, world, tmp_path):
+    """Stages on a small disk of their own, and what gives it so many bytes more than it holds."""
     place = Path(tempfile.mkdtemp())  # pytest could not clear its own folder of a mounted disk
-
-    def mount(*options) -> bool:
-        command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(place)]
-        return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
-
-    if shutil.which("mount") is None or os.geteuid() or not mount("size=4k"):
+    if not spawner.disk(place, 4096):
         place.rmdir()
-        pytest.skip("no disk can be mounted here: that takes root")
+        pytest.skip("no disk can be mounted here: that takes root, or a namespace of one's own")
+    found = killing.stages(world, place, logs=tmp_path, pages=ONE_PAGE, root=spawner.root)
 
-    def resize(size: int) -> Path:
-        assert mount("remount", f"size={size}")
-        return place
+    def room(size: int) -> None:
+        facts = os.statvfs(spawner.root / place.relative_to("/"))
+        held = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+        assert spawner.disk(place, max(4096, held + size))
 
     try:
-        yield resize
+        yield found, room
     finally:
-        subprocess.run(["umount", "-l", str(place)], timeout=30, check=True)
-        place.rmdir()
-
-
-def used(place: Path) -> int:
-    facts = os.statvfs(place)
-    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+        place.rmdir()  # which ends the disk
 
 
 def assert_full(stage, code) -> None:
     assert code == 2, stage.said()
     assert last_line(stage).startswith("error: cannot write")
-    assert FULL in last_line(stage)
+    assert "disk is full" in last_line(stage)
     assert "Traceback" not in stage.said()
 
 
-@pytest.mark.parametrize("name", ["capture", "score"])
+def whole(stage) -> dict[Path, bytes]:
+    """What has been made and can be read, by path."""
+    found = [*results_in(stage), *stage.left.glob("captures/*/manifest.json")]
+    found += stage.left.glob("runs/*/summary.json" if stage.name == "watch" else "*.html")
+    return {path: path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "rooms"),
+    [
+        ("capture", (0, 24_000, 64_000)),
+        ("score", (0, 24_000, 64_000)),
+        ("watch", (0, 50_000, 50_000)),
+        ("report", (700_000, 500_000)),
+    ],
+)
 def test_a_full_disk_is_one_line_and_a_roomy_one_completes(
-    name, world, undisturbed, spawner, disk, tmp_path
+    name, rooms, undisturbed, spawner, on_disk
 ):
     _, _, numbers, pages = undisturbed(name)
-    room = sum(len(one) for one in numbers.values() if isinstance(one, bytes))
-    on = killing.stages(world, disk(4096), logs=tmp_path)[name]
-    for share in (0.0, 0.3, 0.8):
-        disk(max(4096, int(share * room)))
-        assert_full(on, on.start(spawner).wait())
-    disk(64 * 2**20)
-    assert_resumes(on, spawner, numbers, pages)
+    stages, room = on_disk
+    stage = stages[name]
+    for size in rooms:
+        before, rows = whole(stage), history(stage)
+        room(size)
+        assert_full(stage, stage.start(spawner).wait())
+        assert whole(stage).items() >= before.items()
+        assert set(history(stage)) >= set(rows)
+    room(64 * 2**20)
+    assert_resumes(stage, spawner, numbers, pages)
+    if name == "report":
+        assert_outlives(stage, spawner, room)
 
 
-def test_the_history_outlives_a_full_disk(tmp_path, disk):
-    from dflash_diag.errors import OutputError
-    from dflash_diag.history import append, read_history
-    from tests.unit.test_history import a_row
+def history(stage) -> list[str]:
+    from dflash_diag.history import read_history
 
-    place = disk(2**16)
-    append(place / "history.parquet", a_row(run_id="a"))
-    disk(used(place))
-    with pytest.raises(OutputError, match=FULL):
-        append(place / "history.parquet", a_row(run_id="b"))
-    assert [one.run_id for one in read_history(place / "history.parquet")] == ["a"]
-    disk(2**20)
-    append(place / "history.parquet", a_row(run_id="b"))
-    assert [one.run_id for one in read_history(place / "history.parquet")] == ["a", "b"]
+    return [one.run_id for one in read_history(stage.left / "history.parquet")]
+
+
+def assert_outlives(stage, spawner, room):
+    """What was made is still there, the pages as they were, when there is no room for another."""
+    before = whole(stage)
+    other = dataclasses.replace(stage, arguments=(*stage.arguments, "--seed", "1"))
+    room(8192)
+    assert_full(other, other.start(spawner).wait())
+    after = whole(stage)
+    assert after.keys() == before.keys()
+    for path, content in after.items():
+        if path.suffix == ".html":
+            assert content == before[path]
+        else:
+            assert json.loads(content)
 
 
 @pytest.mark.parametrize("name", ["capture", "score"])

@@ -1,4 +1,4 @@
-"""Two machines and one folder: the second is told while the first lives, and goes on when it died."""
+"""Two machines, one folder: the second is refused while the first lives, and goes on if it died."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def other_machine(out, tmp_path):
     locks.mkdir()
     command, pipe = [sys.executable, "-c", OTHER, str(out)], subprocess.PIPE
     environment = os.environ | {"TMPDIR": str(locks)}
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, env=environment, text=True
-    ) as process:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as process:
         assert process.stdout.readline() == "at work\n"
         yield process
         if process.poll() is None:
