@@ -54,6 +54,8 @@ OF_MODULES = {
 """The same for names that are common."""
 ALWAYS = {"sys.stdin.read", "sys.stdin.readline", "os.read", "os.waitpid", "os.wait", "input"}
 RAY = {"init", "get", "wait", "nodes", "shutdown"}
+NAMES = WITHOUT_ARGUMENTS.union(WITHOUT_LIMIT, RAY, *OF_MODULES.values())
+NAMES |= {one.rpartition(".")[2] for one in ALWAYS}
 UNKNOWN = {"aiohttp", "asyncio", "ftplib", "http", "multiprocessing", "requests", "select"}
 UNKNOWN |= {"selectors", "smtplib", "socketserver", "telnetlib", "urllib.request", "urllib3"}
 """Modules whose calls nobody has looked at here."""
@@ -81,8 +83,9 @@ def waits(source: str) -> Iterator[str]:
 
 def _limited(tree: ast.AST) -> Iterator[ast.AST]:
     """What runs under `dflash_diag.deadlines.within`: its arguments, and functions named there."""
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+    for node in nodes:
         if isinstance(node, ast.Call) and _last(node.func) == "within":
             for part in (inner for one in node.args for inner in ast.walk(one)):
                 yield part
@@ -91,17 +94,17 @@ def _limited(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _waits(node: ast.Call) -> bool:
-    name, whole = _last(node.func), ast.unparse(node.func)
-    given = {one.arg for one in node.keywords}
+    name = _last(node.func)
+    if name not in NAMES:
+        return False
+    given, whole = {one.arg for one in node.keywords}, ast.unparse(node.func)
     if whole in ALWAYS:
         return True
     of = whole.removesuffix(f".{name}").rsplit(".", 1)[-1]
     if of in ("ray", "_ray"):
         return name in RAY
     if name in OF_MODULES.get(of, ()) or name in WITHOUT_LIMIT:
-        # A mapping's or a pool's is a method; the function goes on by itself.
-        method = isinstance(node.func, ast.Attribute)
-        return not given & LIMITS and (name != "map" or (method and "pool" in of))
+        return not given & LIMITS and (name != "map" or "pool" in of)
     bare = not node.args and not given
     return isinstance(node.func, ast.Attribute) and name in WITHOUT_ARGUMENTS and bare
 
