@@ -13,11 +13,12 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from dflash_diag.deadlines import within
+from dflash_diag.deadlines import GONE_S, within
 
 SECONDS = 10.0
 """For one prompt; a real template takes some thousandths of that."""
@@ -130,4 +131,5 @@ def _exchange(process: subprocess.Popen[str], line: str) -> str:
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    with suppress(subprocess.TimeoutExpired):  # it hangs in the system itself
+        process.communicate(timeout=GONE_S)
