@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dflash_diag.claims import Fit
     from dflash_diag.doctor.merging import Entry
     from dflash_diag.runs import Run
+    from dflash_diag.strata import Blocks
 
     Read = Sequence[tuple[Fit, Sequence[Definition]]]
 
@@ -144,4 +145,14 @@ def _data(run: Run) -> Iterable[Entry]:
             entry(cause, "not_tested", f"Nothing was scored: {why}")
             for cause in ("data.domain", "data.template")
         ]
-    return findings(blocks, seed=run.seed, draws=run.draws)
+    return findings(blocks, beside=trained_on(run), seed=run.seed, draws=run.draws)
+
+
+def trained_on(run: Run) -> tuple[str, Blocks] | None:
+    """Text like that of training, as the drafter is accepted on it; None if there is none."""
+    if not (run.config.training_sequences and run.config.target):
+        return None
+    try:
+        return run.training.beside
+    except (Skip, DiagError):
+        return None

@@ -59,6 +59,7 @@ LAYERS = [
         "identity",
         "influence",
         "influence_trials",
+        "judging",
         "localization",
         "modules",
         "pairs",
