@@ -320,13 +320,14 @@ def surroundings(
     Parameters
     ----------
     special_ids
-        Special tokens of the target's tokenizer, where one is at hand.
+        Special tokens of the target's tokenizer, where one is at hand and the capture has none.
     """
     config, facts = checkpoint.config, capture.target_facts
     n_layers = int(facts.get("n_layers") or max(capture.layer_ids) + 1)
     n_draft, vocab = drafter.shape.n_layers, len(capture.embedding)
     ends = [*range(4), *range(vocab - 4, vocab)]
     small = capture.embedding.float().norm(dim=-1).argsort()[:4].tolist()
+    known = [*facts.get("eos_token_ids", ()), *facts.get("special_token_ids", ())]
     shares = numbers_in(config, ("partial_rotary_factor",))
     return Surroundings(
         n_layers=n_layers,
@@ -335,7 +336,7 @@ def surroundings(
         head_width=drafter.shape.head_width,
         longest=max(p.n_prompt_tokens + p.n_generated for p in capture.prompts),
         vocab_size=vocab,
-        special_ids=[*special_ids, *facts.get("eos_token_ids", ()), *ends, *small],
+        special_ids=[*special_ids, *known, *ends, *small],
         thetas=numbers_in(config, ("rope_theta",)),
         windows=[int(w) for w in numbers_in(config, ("sliding_window", "swa_window_size"))],
         rotary_widths=[int(share * drafter.shape.head_width) for share in shares],

@@ -87,12 +87,9 @@ def _measure(run: Run, role: str) -> dict[str, Any]:
 
 def _special_ids(target: str) -> list[int]:
     """Special tokens of the target's tokenizer, where its files are at hand."""
-    from dflash_diag.targets import load_tokenizer
+    from dflash_diag.targets import load_tokenizer, special_ids
 
-    if not target or not Path(target).exists():
-        return []
-    tokenizer = load_tokenizer(target)
-    return sorted(tokenizer.all_special_ids) if tokenizer is not None else []
+    return special_ids(load_tokenizer(target)) if target and Path(target).exists() else []
 
 
 def positions(sweep: Sweep) -> dict[str, Any]:

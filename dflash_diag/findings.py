@@ -49,6 +49,10 @@ IGNORES = 0.1
 """Share of its slot accuracy that a drafter which ignores the context may lose to other states."""
 HOPELESS = 1.15
 """Tokens a round: below this under every reading, a drafter is as good as none (1 is the bonus)."""
+UNLIKE = (
+    "So the weights read this target: the texts are unlike those of training, or it is a near "
+    "relative of its target. Texts of training tell (--training-sequences)."
+)
 _NOTHING_TO_TRY = {
     "layers.missing_or_default": "no default rule picks other layers of the same number",
     "mask.window": "no window is declared, and the files name none that a text here exceeds",
@@ -69,7 +73,7 @@ def findings(found: Alignment) -> list[dict[str, Any]]:
     if CONTEXT not in named and (row := _ignored(found)) is not None:
         rows.append(row)
         named.add(CONTEXT)
-    if not named and _hopeless(found):
+    if not named and _hopeless(found) and not _reads(found):
         rows.append(_wrong_target(found))
         named.add("checkpoint.wrong_target")
     rows.sort(key=lambda row: -(row["delta"]["value"] or 0.0))
@@ -173,6 +177,9 @@ def _open(found: Alignment, cause: str) -> dict[str, Any]:
     if cause == "checkpoint.wrong_target":
         certain = max(_lows(found), default=0.0)
         text = f"Some reading is accepted {_best(found):.2f} tokens a round"
+        if certain < HOPELESS and _reads(found):
+            text += f", and its own states count. {_shuffled_words(found)} {UNLIKE}"
+            return entry(cause, "not_identifiable", text)
         if certain >= HOPELESS:
             return entry(cause, "excluded", f"{text}, certainly {certain:.2f}.")
         text += f", but none certainly {HOPELESS}: a drafter of this target, or luck."
@@ -277,6 +284,18 @@ def _lows(found: Alignment) -> list[float]:
 def _hopeless(found: Alignment) -> bool:
     declared = found.rounds[0].tau
     return declared.hi is not None and declared.hi < HOPELESS and _best(found) < HOPELESS
+
+
+def _reads(found: Alignment) -> bool:
+    """Whether another prompt's states certainly cost a drafter a share of what it gets right.
+
+    One of another target finds nothing in either.
+    """
+    one = found.shuffled
+    if one is None or one.gain.hi is None:
+        return False
+    own = float(np.mean([right.mean() for right in found.rounds[-1].hits.right]))
+    return -one.gain.hi > IGNORES * own
 
 
 def _wrong_target(found: Alignment) -> dict[str, Any]:

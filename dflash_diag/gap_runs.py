@@ -24,6 +24,7 @@ from dflash_diag.definitions import DEFINITIONS, Definition
 from dflash_diag.diagnostics.base import DRAFTER, Skip
 from dflash_diag.gap import (
     BACKEND,
+    DRAFTED,
     GREEDY,
     NOISE,
     PRECISION,
@@ -60,12 +61,14 @@ if TYPE_CHECKING:
     from dflash_diag.modules import Variant
     from dflash_diag.runs import Run
     from dflash_diag.scoring import Scores
+    from dflash_diag.strata import Blocks
 
 VERSION, TEXTS_VERSION = "gap/3", "training texts/1"
 ROWS = 32
 """Rows of each split that are measured again."""
 CONTINUED = 12
 """Rows whose beginnings the target continues."""
+BESIDE = "text like that of training"
 ROUNDING = 0.1
 """Nats below the target's best choice at which a token still counts as its own: bfloat16 rounds
 differently from one machine to the next."""
@@ -319,6 +322,22 @@ class GapRun:
             capture = self.captured(f"{name}, continued", rest)
             made += self.generated(capture)
         return made
+
+    @cached_property
+    def beside(self) -> tuple[str, Blocks] | None:
+        """What the target says after the beginnings of training texts, drafted as it is served.
+
+        Texts that were held out, where there are some; None where none can be scored.
+        """
+        from dflash_diag.strata import Blocks, texts_of
+
+        split = VALIDATION if VALIDATION in self.splits else next(iter(self.splits), None)
+        passages = self.continued(split) if split else []
+        if not passages:
+            return None
+        made = self.replayed(passages, DRAFTED).rows(walk=False, prompt_too=False)
+        texts = {one.capture.path: texts_of(one.capture) for one in passages}
+        return BESIDE, Blocks.of(made, [texts[one.capture.path][one.index] for one in passages])
 
     def generated(self, capture: Capture) -> list[Passage]:
         """Prompts that hold a block under either reading."""

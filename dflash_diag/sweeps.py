@@ -26,6 +26,7 @@ from dflash_diag.bundle import Capture
 from dflash_diag.conventions import Convention
 from dflash_diag.drafter import Drafter
 from dflash_diag.errors import BadInput
+from dflash_diag.judging import Judge
 from dflash_diag.metrics import leading, walked
 from dflash_diag.scoring import Borrowed, Lent, tapped_states
 from dflash_diag.stats import Ratio, ratio
@@ -137,14 +138,29 @@ class Sweep:
             Anchors in one pass, where blocks see one another; all if None.
         """
         drafter = self.drafter.under(how)
-        made = [self._prompt(drafter, i, anchors, states, together) for i in self.rows]
+        borrowed = Borrowed.of(self.capture, drafter, lent=self._lent)
+        judge = Judge(borrowed.proposal, self._likely)
+        made = [
+            self._prompt(drafter, borrowed.embedding, judge, i, anchors, states, together)
+            for i in self.rows
+        ]
+        judge.finish()
         self.tick()
         ids = tuple(self.capture.prompts[i].id for i in self.rows)
-        return Hits(ids, tuple(made), complete=anchors is None)
+        right = tuple(_in_order(parts).cpu().numpy() for parts in made)
+        return Hits(ids, right, complete=anchors is None)
 
     def _prompt(
-        self, drafter: Drafter, index: int, count: int | None, states: States, together: int | None
-    ) -> NDArray[np.bool_]:
+        self,
+        drafter: Drafter,
+        embedding: Tensor,
+        judge: Judge,
+        index: int,
+        count: int | None,
+        states: States,
+        together: int | None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Anchors of one prompt, pass by pass, and what is right there once the judge is done."""
         how, prompt = drafter.convention, self.capture.prompts[index]
         device = drafter.fc.weight.device
         tokens = self.capture.tokens(index).to(device)
@@ -153,23 +169,26 @@ class Sweep:
         at = torch.arange(first, max(end, first), device=device)
         if count is not None and len(at) > count:
             at = at[torch.linspace(0, len(at) - 1, count, device=device).long()]
-        borrowed = Borrowed.of(self.capture, drafter, lent=self._lent)
         features = self._features(drafter, index, states)
         features = features[: context_rows(how.context_bound, int(at[-1]))]
         parts = [at] if together is None else list(dealt(at, together))
-        right = torch.empty(len(at), how.n_proposed, dtype=torch.bool)
+        made = []
         for part in parts:
             context = None
             if how.other_blocks == "hidden":
                 rows = len(features)
                 whole = self._context(drafter, index, states)
                 context = [(k[:rows], v[:rows]) for k, v in whole]
-            hidden = draft_blocks(drafter, borrowed.embedding, tokens, part, features, context)
-            proposed = borrowed.proposal.ids(hidden, tokens[part])
+            hidden = draft_blocks(drafter, embedding, tokens, part, features, context)
             steps = torch.arange(1, how.n_proposed + 1, device=device) + how.label_offset
-            hit = (proposed == tokens[part[:, None] + steps]).cpu()
-            right[torch.isin(at, part).cpu()] = hit
-        return right.numpy()
+            made.append((part, judge.right(hidden, tokens[part], tokens[part[:, None] + steps])))
+        return made
+
+    @cached_property
+    def _likely(self) -> Tensor:
+        """The tokens of the texts."""
+        tokens = torch.cat([self.capture.tokens(i) for i in self.rows])
+        return tokens.unique().to(self.drafter.fc.weight.device)
 
     def _features(self, drafter: Drafter, index: int, states: States) -> Tensor:
         """[T, H] of one prompt."""
@@ -212,6 +231,12 @@ class Sweep:
         if index not in place:
             place[index] = make()
         return place[index]
+
+
+def _in_order(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """[A, D] by ascending anchor."""
+    anchors, right = (torch.cat(column) for column in zip(*parts, strict=True))
+    return right[anchors.argsort()]
 
 
 def dealt(anchors: Tensor, together: int) -> list[Tensor]:

@@ -269,6 +269,7 @@ class Target:
             "n_parameters": self._n_parameters(),
             "tied": self.parts.tied,
             "eos_token_ids": sorted(self.eos_ids),
+            "special_token_ids": special_ids(self.tokenizer),
             "final_norm": norm_facts(self.parts.final_norm),
             "embedding_scale": _scalar(getattr(self.parts.embedding, "embed_scale", 1.0)),
             "softcap": getattr(config, "final_logit_softcapping", None),
@@ -595,6 +596,20 @@ def load_tokenizer(source: StrPath) -> Any:
         ) from error
 
 
+def special_ids(tokenizer: Any) -> list[int]:
+    """Tokens that stand for no text: those with a role, and others that are set apart for one.
+
+    Drafters take their mask token from the latter. At most `MOST_SPECIAL`, the first ones.
+    """
+    if tokenizer is None:
+        return []
+    apart = [i for i, one in tokenizer.added_tokens_decoder.items() if one.special]
+    ids = dict.fromkeys([*sorted(tokenizer.all_special_ids), *sorted(apart)])
+    return sorted(list(ids)[:MOST_SPECIAL])
+
+
+MOST_SPECIAL = 32
+"""Vocabularies set hundreds apart, and each is a reading to try."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 _ALSO_HASHED = ("config.json", "generation_config.json", "tokenizer_config.json")
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")

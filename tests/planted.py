@@ -40,6 +40,7 @@ class Case:
     """The planted causes; each is a choice of ids where the files cannot tell them apart. None is a
     sound drafter."""
     drafter: str = "healthy"
+    """Of the hybrid target's, or with a slash, the folder of one in the zoo."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Keys of config.json that are rewritten; a dot leads into ``dflash_config``."""
     weights: Callable[[Weights], Weights] | None = None
@@ -55,9 +56,8 @@ class Case:
 
 def files_of(case: Case, folder: Path) -> Path:
     """The case's drafter, written into ``folder``."""
-    source = HYBRID / "drafters" / case.drafter
-    if case.drafter.startswith("full/"):
-        source = FULL / case.drafter.removeprefix("full/")
+    inside = HYBRID / "drafters" if "/" not in case.drafter else data_dir() / "zoo"
+    source = inside / case.drafter
     out = folder / "drafter"
     shutil.copytree(source, out, ignore=shutil.ignore_patterns("training_*"))
     config = read_json(out / "config.json")
@@ -128,7 +128,7 @@ def fc_columns(order: Sequence[int]) -> Callable[[Weights], Weights]:
     """The taps' columns of ``fc`` in another order."""
 
     def change(weights: Weights) -> Weights:
-        parts = weights["fc.weight"].chunk(len(TAPS), dim=1)
+        parts = weights["fc.weight"].chunk(len(order), dim=1)
         return weights | {"fc.weight": torch.cat([parts[i] for i in order], dim=1)}
 
     return change

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dflash_diag.claims import Fit
     from dflash_diag.doctor.merging import Entry
     from dflash_diag.runs import Run
+    from dflash_diag.strata import Blocks
 
     Read = Sequence[tuple[Fit, Sequence[Definition]]]
 
@@ -145,7 +146,7 @@ def _data(run: Run) -> Iterable[Entry]:
             entry(cause, "not_tested", f"Nothing was scored: {why}")
             for cause in ("data.domain", "data.template")
         ]
-    found = findings(blocks, seed=run.seed, draws=run.draws)
+    found = findings(blocks, beside=trained_on(run), seed=run.seed, draws=run.draws)
     return [_template(run) or one if one["cause"] == TEMPLATE else one for one in found]
 
 
@@ -178,3 +179,13 @@ def _priced(row: Mapping[str, Any]) -> str:
     tau, delta = row["tau"], row["delta"]
     ends = "" if delta["lo"] is None else f" [{delta['lo']:+.2f}, {delta['hi']:+.2f}]"
     return f"tau {tau['value']:.2f} ({delta['value']:+.2f}{ends})"
+
+
+def trained_on(run: Run) -> tuple[str, Blocks] | None:
+    """Text like that of training, as the drafter is accepted on it; None if there is none."""
+    if not (run.config.training_sequences and run.config.target):
+        return None
+    try:
+        return run.training.beside
+    except (Skip, DiagError):
+        return None

@@ -61,6 +61,7 @@ LAYERS = [
         "identity",
         "influence",
         "influence_trials",
+        "judging",
         "localization",
         "modules",
         "pairs",
