@@ -182,14 +182,17 @@ def shared_attention(q: Tensor, context: Pair, own: Pair, rows: Tensor, inside: 
     q = (q * d**-0.5).view(a, b, g, h // g, d)
     # [g, r*A*B, d] against the context, [A, g, r*B, d] against the own slots.
     over = torch.bmm(q.permute(2, 3, 0, 1, 4).reshape(g, -1, d), k.permute(1, 2, 0)).float()
-    over = over.view(g, h // g, a, b, -1).masked_fill_(~rows, float("-inf"))
+    over = over.view(g, h // g, a, b, -1)
+    # What all see needs no mask: most of a long context.
+    whole = int(rows.flatten(0, 1).all(0).int().cumprod(0).sum())
+    over[..., whole:].masked_fill_(~rows[..., whole:], float("-inf"))
     own_q = q.permute(0, 2, 3, 1, 4).reshape(a, g, -1, d)
     within = (own_q @ k_own.permute(0, 2, 3, 1)).float().view(a, g, h // g, b, size)
     within = within.masked_fill_(~inside, float("-inf")).permute(1, 2, 0, 3, 4)
     top = torch.maximum(
         within.amax(-1), over.amax(-1) if over.shape[-1] else within.amax(-1)
     ).unsqueeze(-1)
-    over, within = (over - top).exp_(), (within - top).exp_()
+    over, within = over.sub_(top).exp_(), within.sub_(top).exp_()
     total = over.sum(-1, keepdim=True) + within.sum(-1, keepdim=True)
     out = torch.bmm(over.to(v.dtype).view(g, -1, over.shape[-1]), v.transpose(0, 1))
     out = out.view(g, h // g, a, b, d)

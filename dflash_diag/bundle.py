@@ -212,7 +212,9 @@ class Capture:
         if self.foreign:
             return self.dumps[i].states(wanted)
         shape = len(self.rows(i)), int(self.target_facts["hidden_size"])
-        return torch.stack([self._stored(i, layer_key(j), shape) for j in wanted], dim=1)
+        path, keys = self.sequence_files[i], [layer_key(j) for j in wanted]
+        found = self._read(path, *keys)
+        return torch.stack([check_tensor(path, k, found[k], shape) for k in keys], dim=1)
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -311,7 +313,9 @@ class Capture:
         path, key = self.shared_tensors[name]
         # Kept for later uses, gradients among them, whatever mode it is first asked for in.
         with torch.inference_mode(mode=False):
-            tensor = GgufFile.read(path).tensor(key) if in_gguf(path) else self._read(path, key)
+            tensor = (
+                GgufFile.read(path).tensor(key) if in_gguf(path) else self._read(path, key)[key]
+            )
         return check_tensor(path, key, tensor, (None,) if name == "final_norm" else (None, None))
 
     def _stored(
@@ -319,15 +323,18 @@ class Capture:
     ) -> Tensor:
         """A tensor of prompt ``i``."""
         path = self.sequence_files[i]
-        return check_tensor(path, key, self._read(path, key), shape, whole=whole)
+        return check_tensor(path, key, self._read(path, key)[key], shape, whole=whole)
 
-    def _read(self, path: Path, key: str) -> Tensor:
+    def _read(self, path: Path, *keys: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
         with self._open(path) as file:
-            try:
-                tensor: Tensor = file.get_tensor(key)
-            except SafetensorError as error:
-                raise CaptureError(f"{path}: {key} cannot be read ({error})", do=AGAIN) from error
-        return tensor
+            for key in keys:
+                try:
+                    found[key] = file.get_tensor(key)
+                except SafetensorError as error:
+                    said = f"{path}: {key} cannot be read ({error})"
+                    raise CaptureError(said, do=AGAIN) from error
+        return found
 
     def _open(self, path: Path) -> Any:
         try:

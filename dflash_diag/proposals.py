@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -126,15 +127,33 @@ class Head:
         size = weight.element_size() if weight.is_cuda and self.is_plain else 4
         self.rows = max(1, self.slice_bytes // (size * len(weight)))
         """Rows of logits held at one time."""
+        self._held = threading.local()
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., V_d] float32."""
-        logits = (hidden @ self.weight.T).float()
+    def logits(self, hidden: Tensor, *, once: bool = False) -> Tensor:
+        """[..., V_d] float32.
+
+        Parameters
+        ----------
+        once
+            They are only needed until this thread asks for the next: memory that stays where it is
+            costs a CPU less than memory that is given back and fetched.
+        """
+        held = self._held_for(hidden) if once else None
+        logits = torch.matmul(hidden, self.weight.T, out=held).float()
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
+
+    def _held_for(self, hidden: Tensor) -> Tensor | None:
+        """Memory for the logits of [n, H]; None where it would not pay."""
+        if hidden.is_cuda or hidden.requires_grad or self.weight.requires_grad:
+            return None
+        held: Tensor | None = getattr(self._held, "logits", None)
+        if held is None or len(held) < len(hidden) or held.dtype != hidden.dtype:
+            held = self._held.logits = hidden.new_empty(len(hidden), len(self.weight))
+        return held[: len(hidden)]
 
     def in_target(self, ids: Tensor) -> Tensor:
         """The target's ids of the drafter's tokens ``ids``."""
@@ -177,7 +196,7 @@ class Head:
     def rated_from(self, hidden: Tensor, labels: Tensor) -> Proposed:
         """The same for what the head reads [n, H]; on a GPU without logits in float32."""
         if not (hidden.is_cuda and self.is_plain):
-            return self.rated(self.logits(hidden), labels)
+            return self.rated(self.logits(hidden, once=True), labels)
         found = rate(hidden @ self.weight.T, labels, self.width)
         return Proposed(found.ids[:, 0].long(), *found)
 

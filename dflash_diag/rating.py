@@ -13,8 +13,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+ROWS = 128
+"""Rows of logits whose highest a CPU looks for together: what is held then fits its cache."""
 
 
 class Rated(NamedTuple):
@@ -80,6 +84,10 @@ def by_value_then_id(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def ordered_top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The ``width`` highest logits of each row and their ids; equal ones by ascending id."""
+    if logits.dtype == torch.float32 and logits.device.type == "cpu":
+        found = [_top_by_keys(rows, width) for rows in logits.split(ROWS)]
+        values, ids = (torch.cat(part) for part in zip(*found, strict=True))
+        return values, ids
     values, ids = top(logits, width)
     tied = (values[:, 1:] == values[:, :-1]).any(-1)
     if bool(tied.any()):
@@ -104,6 +112,45 @@ def top(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     ids = torch.cat([(groups.indices[..., None] + members).flatten(1), rest], dim=-1)
     values, place = logits.gather(-1, ids).topk(width, dim=-1)
     return values, ids.gather(-1, place)
+
+
+def _top_by_keys(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """`ordered_top` on a CPU, where numpy selects whole numbers several times as fast.
+
+    In the two passes of `top`. A key holds a logit and, below it, how far its id is from the end.
+    """
+    n, v = logits.shape
+    size = max(1, math.isqrt(v // width))
+    count = v // size
+    every = torch.arange(v)
+    if size == 1:
+        ids = every.expand(n, -1)
+    else:
+        groups = _ids_of(_highest(_keys(_maxima(logits, size, count), every[:count]), width))
+        members = (groups[..., None] + every[:size] * count).flatten(1)
+        ids = torch.cat([members, every[size * count :].expand(n, -1)], dim=1)
+    found = _highest(_keys(logits.gather(1, ids), ids), width)
+    ids = _ids_of(torch.from_numpy(np.sort(found.numpy(), axis=1)).flip(1))
+    return logits.gather(1, ids), ids
+
+
+_IDS = 2**31 - 1
+
+
+def _keys(values: Tensor, ids: Tensor) -> Tensor:
+    """int64 in the order of float32 ``values``; of equal ones the lowest id is the highest."""
+    bits = (values + 0.0).view(torch.int32)  # -0.0 is 0.0
+    keys = bits.bitwise_xor_((bits >> 31).bitwise_and_(_IDS)).long()
+    return keys.bitwise_left_shift_(32).bitwise_or_(_IDS - ids)
+
+
+def _ids_of(keys: Tensor) -> Tensor:
+    return _IDS - (keys & _IDS)
+
+
+def _highest(keys: Tensor, width: int) -> Tensor:
+    """The ``width`` highest of each row, in any order."""
+    return torch.from_numpy(np.partition(keys.numpy(), -width, axis=1)[:, -width:])
 
 
 def rank_of(logits: Tensor, own: Tensor, label: Tensor, top: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ D proposed tokens, K tapped layers, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 SCHEMA = "dflash_diag.scores/1"
 _COLUMNS = ("prompt", "anchor", "label", "proposed", "rank", "label_logprob")
 """Of the table that `Scores.save` writes, what `Scores.load` reads."""
+SMALL = 2**22
+"""Numbers in the first projection of a drafter whose products are over before threads that share
+them have met."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,12 +268,17 @@ def score(
     indices = range(len(capture.prompts)) if only is None else only
     scored: list[tuple[CapturedPrompt, Tensor, Tensor, Proposed]] = []
     unscored: list[dict[str, Any]] = []
+    long_enough = [i for i in indices if capture.prompts[i].n_generated > needed]
     with progress(len(indices), "score", unit="prompt", silent=silent) as stage:
+        made = _of_each(
+            lambda i: _score_prompt(capture, i, drafter, borrowed, compiled=compiled),
+            long_enough,
+            drafter,
+        )
         for index in indices:
             prompt = capture.prompts[index]
             if prompt.n_generated > needed:
-                made = _score_prompt(capture, index, drafter, borrowed, compiled=compiled)
-                scored.append((prompt, *made))
+                scored.append((prompt, *next(made)))
             else:
                 reason = f"{prompt.n_generated} generated tokens hold no block of {d} proposals"
                 unscored.append({"id": prompt.id, "reason": reason})
@@ -280,6 +290,20 @@ def score(
             "capture with a larger --max-new-tokens",
         )
     return _assemble(scored, unscored, drafter.convention, provenance or {})
+
+
+def _of_each(make: Callable[[int], T], indices: Sequence[int], drafter: Drafter) -> Iterator[T]:
+    """``make`` of every prompt, in order; with a small drafter on a CPU one prompt a thread."""
+    threads, weight = torch.get_num_threads(), drafter.fc.weight
+    if weight.is_cuda or threads < 2 or len(indices) < threads or weight.numel() > SMALL:
+        yield from map(make, indices)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            yield from pool.map(torch.inference_mode()(make), indices)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # threads that begin later ask what was set last
 
 
 def shards(capture: Capture, convention: Convention, n: int) -> list[range]:
@@ -438,7 +462,8 @@ def tapped_states(capture: Capture, index: int, how: Convention) -> Tensor:
         A tapped layer is lacking, or a state is not finite.
     """
     states = capture.states(index, how.taps)
-    if not states.isfinite().all():
+    # One pass, since what is not finite makes no finite sum; that of large values may overflow.
+    if not states.sum().isfinite() and not states.isfinite().all():
         name = capture.prompts[index].id
         raise CaptureError(
             f"{capture.path}: states of prompt {name!r} are not finite", "finite states"

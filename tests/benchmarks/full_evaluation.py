@@ -221,7 +221,8 @@ def examined(stages: Stages, chosen: argparse.Namespace) -> None:
             said = ""
             with stages.stage(name, most):
                 said = body()
-            print(f"    {said}")
+            if said:
+                print(f"    {said}")
         return name in stages.rows
 
     def swept() -> str:
@@ -272,7 +273,7 @@ def main() -> None:
     options.add_argument("--backend", default="auto", help="of the target")
     options.add_argument("--compile", action="store_true", help="the drafter's layers")
     options.add_argument("--folder", default="", help="kept, and gone on from")
-    options.add_argument("--seconds", type=float, default=540, help="for all stages together")
+    options.add_argument("--seconds", type=float, default=560, help="for all stages together")
     chosen = options.parse_args()
     print(stamp())
     if torch.cuda.is_available():

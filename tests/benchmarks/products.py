@@ -28,7 +28,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         name = func.overloadpacket.__name__
         if name in MADE:
-            self.calls.append((func, [layout(one) for one in args]))
+            self.calls.append((func.overloadpacket, [layout(one) for one in args]))
         elif "attention" in name or "mkldnn" in name:
             raise AssertionError(f"{name} multiplies, and is not counted")
         return func(*args, **(kwargs or {}))

@@ -156,8 +156,8 @@ def test_slices_change_nothing_and_bound_the_logits(capture, name, monkeypatch):
     made = []
 
     class Watched(Head):
-        def logits(self, hidden):
-            out = super().logits(hidden)
+        def logits(self, hidden, **how):
+            out = super().logits(hidden, **how)
             made.append(out.numel() * out.element_size())
             return out
 

@@ -127,6 +127,20 @@ def test_slices_and_anchor_batches_change_nothing(capture, monkeypatch):
     np.testing.assert_allclose(whole.label_logprob, sliced.label_logprob, atol=1e-5)
 
 
+def test_a_prompt_a_thread_gives_the_bytes_of_one_thread(capture):
+    before = torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(score(capture, make_drafter(), silent=True))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for field in ("prompt", "anchor", "proposed", "rank", "topk_ids", "topk_logprobs"):
+        np.testing.assert_array_equal(getattr(made[0], field), getattr(made[1], field))
+
+
 def test_scoring_leaves_tensors_that_gradients_may_use(capture):
     fresh = Capture.load(capture.path)
     score(fresh, make_drafter(), silent=True)
