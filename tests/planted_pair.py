@@ -122,19 +122,19 @@ def for_another_basis(weights: Weights) -> Weights:
     That is what a drafter of another model of the same width is here: a good one, whose states,
     embedding and head mean something else.
     """
-    drawn = torch.Generator().manual_seed(0)
-    order = torch.randperm(576, generator=drawn)
-    sign = torch.randint(0, 2, (576,), generator=drawn) * 2 - 1
+    drawn, width = torch.Generator().manual_seed(0), len(weights["fc.weight"])
+    order = torch.randperm(width, generator=drawn)
+    sign = torch.randint(0, 2, (width,), generator=drawn) * 2 - 1
 
     def columns(value: Tensor) -> Tensor:
-        return torch.cat([part[:, order] * sign for part in value.split(576, dim=1)], dim=1)
+        return torch.cat([part[:, order] * sign for part in value.split(width, dim=1)], dim=1)
 
     def rows(value: Tensor) -> Tensor:
         return value[order] * sign[:, None]
 
     found = {}
     for name, value in weights.items():
-        if value.shape == (576,):
+        if value.shape == (width,):
             value = value[order]
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             value = rows(value)

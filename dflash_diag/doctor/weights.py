@@ -23,10 +23,10 @@ def readings(run: Run) -> list[Entry]:
         found: list[Entry] = list(run.alignment()["findings"])
     except (Skip, DiagError) as why:
         return untested(f"the weights cannot be scored: {why}")
-    return [_beside(run, one) if one["cause"] == WRONG_TARGET else one for one in found]
+    return [beside_training(run, one) if one["cause"] == WRONG_TARGET else one for one in found]
 
 
-def _beside(run: Run, one: Entry) -> Entry:
+def beside_training(run: Run, one: Entry) -> Entry:
     """A drafter that is accepted on text like that of training belongs to this target."""
     from dflash_diag.stats import estimates
 

@@ -124,8 +124,9 @@ def test_rounds_are_those_of_its_loop_on_a_public_chat_model(tmp_path):
         rounds = ours[prompt.id]
         assert rounds == theirs.acceptance_lengths[: len(rounds)], prompt.id
         assert theirs.output_ids[0, len(ids) :][:length].tolist() == own, prompt.id
-        plain = target.model.generate(ids[None], max_new_tokens=length, do_sample=False)
-        assert plain[0, len(ids) :].tolist() == own, prompt.id
+        if EVERY or i == 0:
+            plain = target.model.generate(ids[None], max_new_tokens=length, do_sample=False)
+            assert plain[0, len(ids) :].tolist() == own, prompt.id
 
 
 PARTS = 5

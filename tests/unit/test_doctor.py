@@ -6,12 +6,16 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import planted
+import text_world
 import tiny_world
 from safetensors.torch import load_file, save_file
 
@@ -24,8 +28,10 @@ from dflash_diag.doctor.merging import merged
 from dflash_diag.doctor.sentences import said, to_do
 from dflash_diag.doctor.training import decided
 from dflash_diag.doctor.trust import by_verdict
+from dflash_diag.doctor.weights import WRONG_TARGET, beside_training
 from dflash_diag.results import Verdict
 from dflash_diag.runs import Run
+from dflash_diag.strata import Blocks
 
 TAU = {"value": 1.64, "lo": 1.53, "hi": 1.78}
 
@@ -303,3 +309,33 @@ def test_without_a_step_training_faults_are_not_identifiable(capture, examined):
     assert statuses["training.leak"] == "not_tested"
     # Nor do three prompts tell a drafter of random weights from one of another target.
     assert statuses["checkpoint.wrong_target"] == "not_identifiable"
+
+
+def test_text_like_that_of_training_stands_beside_the_prompts(world, capture, tmp_path, examined):
+    rows = torch.randint(3, 300, (6, 40), generator=torch.Generator().manual_seed(0)).tolist()
+    lines = [json.dumps({"tokens": row, "prefix": 10}) for row in rows]
+    (tmp_path / "validation.jsonl").write_text("\n".join(lines))
+    said = examined(capture=capture, target=world / "target", training_sequences=tmp_path)
+    entries = {one["cause"]: one for one in said.findings}
+    assert "(text like that of training 6, prompts 3)" in entries["data.domain"]["evidence"]
+    # Weights of chance are accepted nowhere, so this decides nothing.
+    assert entries[WRONG_TARGET]["status"] == "not_identifiable"
+    assert "On text like that of training it gets 1" in entries[WRONG_TARGET]["evidence"]
+
+
+@pytest.mark.parametrize("status", ["found", "not_identifiable"])
+@pytest.mark.parametrize(("sure", "decided"), [(0.95, True), (0.05, False)])
+def test_a_drafter_that_is_accepted_on_training_text_is_of_this_target(status, sure, decided):
+    scores, texts = text_world.world(12)
+    rng = np.random.default_rng(0)
+    right = rng.random(scores.labels.shape) < sure
+    scores.proposed = np.where(right, scores.labels, -1)
+    run = SimpleNamespace(
+        config=RunConfig(target="t", training_sequences="s"),
+        training=SimpleNamespace(beside=("text like that of training", Blocks.of(scores, texts))),
+        seed=0,
+        draws=500,
+    )
+    one = beside_training(run, entry(WRONG_TARGET, status, "Near nothing."))
+    assert one["status"] == ("excluded" if decided else status)
+    assert one["evidence"].startswith("Near nothing. On text like that of training it gets")

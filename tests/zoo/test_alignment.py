@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from planted_pair import for_another_basis
+from safetensors.torch import load_file, save_file
 
-from dflash_diag.alignment import align, surroundings
+from dflash_diag.alignment import NO_CONTEXT, Aligner, Alignment, Round, align, surroundings
 from dflash_diag.checkpoints import load_drafter, read_checkpoint, resolve_convention
 from dflash_diag.findings import findings
 from dflash_diag.paths import data_dir
-from dflash_diag.sweeps import Sweep
+from dflash_diag.sweeps import Hits, Sweep
 
 DRAFTERS = data_dir() / "zoo" / "hybrid" / "drafters"
 MASKS = ("mask.anchor_included", "mask.cross_block_leak", "mask.block_causality", "mask.window")
@@ -181,6 +184,41 @@ def test_a_random_head_of_its_own_is_damage(hybrid_capture, tmp_path):
     assert found == ["head.tying_or_vocab"]
     assert entries[found[0]]["kind"] == "damage"
     assert entries[found[0]]["recoverable"] is False
+
+
+def test_a_drafter_of_another_target_of_the_same_width_is_named(hybrid_capture, tmp_path):
+    folder = rewritten(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    save_file(for_another_basis(weights), folder / "model.safetensors")
+    names = [p.id for p in hybrid_capture.prompts[:12]]
+    causes = ("hidden.ignored_by_drafter", "checkpoint.wrong_target")
+    found, entries = look(hybrid_capture, folder, causes=causes, prompts=names)
+    assert found == ["checkpoint.wrong_target"]
+    assert entries[found[0]]["tau_own_reading"]["hi"] < 1.15
+
+
+@pytest.mark.parametrize(("own_states", "status"), [(0.0, "found"), (0.03, "not_identifiable")])
+def test_text_unlike_that_of_training_is_not_another_target(own_states, status, hybrid_capture):
+    """Weights that read the target's states are of this target, however little is accepted."""
+    names = [p.id for p in hybrid_capture.prompts]
+    rng = np.random.default_rng(0)
+
+    def round_of(share):
+        right = tuple(rng.random((40, 7)) < share for _ in names)
+        return Hits(tuple(names), right, complete=True)
+
+    base, other = round_of(0.01 + own_states), round_of(0.01)
+    checkpoint = read_checkpoint(DRAFTERS / "healthy")
+    how = resolve_convention(checkpoint)
+    drafter = load_drafter(checkpoint, how)
+    around = surroundings(hybrid_capture, checkpoint, drafter)
+    aligner = Aligner(Sweep(hybrid_capture, drafter), around, seed=0, draws=2000)
+    declared = Round(how, "own", (), base, aligner._tau({0: base})[0])
+    (shuffled,) = aligner._compared({NO_CONTEXT: other}, base, tested=True)
+    made = Alignment([declared], [], [], None, shuffled, [], len(names))
+    entry = next(e for e in findings(made) if e["cause"] == "checkpoint.wrong_target")
+    assert declared.tau.hi < 1.15
+    assert entry["status"] == status
 
 
 @pytest.mark.parametrize("name", ["healthy", "reference"])
