@@ -259,7 +259,6 @@ HEALTHY = (
     case("random tokens", capture="random"),
     case("another language", capture="german"),
     case("healthy in float32 files", weights=in_float32),
-    case("healthy in bfloat16", options={"dtype": "bfloat16"}),
     case("states in bfloat16", states=each(rounded)),
     case("healthy, other resamples", options={"seed": 7}),
 )
