@@ -189,9 +189,10 @@ def shared_attention(q: Tensor, context: Pair, own: Pair, rows: Tensor, inside: 
     own_q = q.permute(0, 2, 3, 1, 4).reshape(a, g, -1, d)
     within = (own_q @ k_own.permute(0, 2, 3, 1)).float().view(a, g, h // g, b, size)
     within = within.masked_fill_(~inside, float("-inf")).permute(1, 2, 0, 3, 4)
-    top = torch.maximum(
-        within.amax(-1), over.amax(-1) if over.shape[-1] else within.amax(-1)
-    ).unsqueeze(-1)
+    # The shift cancels in the quotient, hence also in its gradient.
+    top = within.detach().amax(-1, keepdim=True)
+    if over.shape[-1]:
+        top = torch.maximum(top, over.detach().amax(-1, keepdim=True))
     over, within = over.sub_(top).exp_(), within.sub_(top).exp_()
     total = over.sum(-1, keepdim=True) + within.sum(-1, keepdim=True)
     out = torch.bmm(over.to(v.dtype).view(g, -1, over.shape[-1]), v.transpose(0, 1))
