@@ -203,7 +203,8 @@ SINGLE = (
     case("causal", "mask.block_causality", config={"is_causal": True}),
     case("a window of 16", "mask.window", config=SLIDING),
     case("blocks too wide", "block.width", config={"block_size": 9}),
-    case("blocks too narrow", "block.width", config={"block_size": 7}),
+    # It costs 0.04 tokens a round, which counts as none and takes more prompts to see.
+    case("blocks too narrow", "block.width", config={"block_size": 7}, may_abstain=True),
     case(
         "the anchor in the context",
         "mask.anchor_included",
