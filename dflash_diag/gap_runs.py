@@ -150,9 +150,7 @@ def _kept(
         VERSION, what, ROWS, CONTINUED, run.training_key, run.seed, run.draws, *more
     )
     path = run.out / "gap" / f"{key[:12]}.json"
-    if not path.is_file():
-        storage.write_json(path, storage.plain(make(run.training)))
-    found: Mapping[str, Any] = storage.read_json(path)
+    found: Mapping[str, Any] = storage.kept_json(path, lambda: make(run.training))
     return found
 
 
@@ -364,7 +362,8 @@ class GapRun:
             TEXTS_VERSION, run.capture_digest, name, content, taps, str(how or "")
         )
         folder = run.out / "captures" / key[:12]
-        if not (folder / "manifest.json").is_file():
+
+        def make() -> None:
             with computed_as(run.target, how) if how else nullcontext(run.target) as target:
                 make_capture(
                     target,
@@ -375,6 +374,8 @@ class GapRun:
                     layers="taps",
                     taps=taps,
                 )
+
+        storage.made_once(folder / "manifest.json", make)
         return Capture.load(folder, verify=False)
 
     @cached_property

@@ -53,20 +53,21 @@ def renderings_of(run: Run) -> Mapping[str, Any]:
         raise Skip("No prompt is made of chat messages, so there is no template to leave off.")
     content = (VERSION, run.score_key(DRAFTER), list(run.config.render), run.seed, run.draws)
     path = run.out / "renderings" / f"{storage.content_key(*content)[:12]}.json"
-    if not path.is_file():
-        rows, refused = [], {}
-        for one in wanted:
-            try:
-                rows.append(_row(run, one, chats))
-            except PromptError as error:  # some templates know no system prompt
-                refused[one.name] = str(error)
-        template = template_facts(getattr(run.target.tokenizer, "chat_template", None))
-        made = {"template": template, "target": run.target_name, "rows": rows, "refused": refused}
-        storage.write_json(path, storage.plain(made))
-    found: Mapping[str, Any] = storage.read_json(path)
+    found: Mapping[str, Any] = storage.kept_json(path, lambda: _measured(run, wanted, chats))
     if not found["rows"]:
         raise Skip(f"No other rendering is possible: {next(iter(found['refused'].values()))}.")
     return found
+
+
+def _measured(run: Run, wanted: list[Rendering], chats: list[Prompt]) -> dict[str, Any]:
+    rows, refused = [], {}
+    for one in wanted:
+        try:
+            rows.append(_row(run, one, chats))
+        except PromptError as error:  # some templates know no system prompt
+            refused[one.name] = str(error)
+    template = template_facts(getattr(run.target.tokenizer, "chat_template", None))
+    return {"template": template, "target": run.target_name, "rows": rows, "refused": refused}
 
 
 def _row(run: Run, rendering: Rendering, chats: list[Prompt]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def build(run: Run) -> Path:
     DiagError
         A notebook fails, or a page would need the network, or is too large.
     """
-    with ahead(run):
+    with ahead(run, report=True):
         results = run.compute()
     storage.write_json(run.out / "run.json", run.config.model_dump(mode="json"))
     pages_of = {f"{path.stem}.html": page_html(path, run) for path in _executed(run)}

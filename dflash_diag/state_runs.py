@@ -149,7 +149,8 @@ class StateRun:
         from dflash_diag.modules import Variant, computed_as
 
         folder = run.out / "captures" / self._key("side/2", side.spec)
-        if not (folder / "manifest.json").is_file():
+
+        def make() -> None:
             with computed_as(run.target, Variant.parse(side.spec)) as target:
                 make_capture(
                     target,
@@ -160,6 +161,8 @@ class StateRun:
                     taps=run.capture.layer_ids,
                     all_layers_for=run.capture.facts.get("all_layers_for", 0),
                 )
+
+        storage.made_once(folder / "manifest.json", make)
         return Capture.load(folder, verify=False)
 
     def scores(self, name: str) -> tuple[Scores, Scores]:

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -49,6 +49,8 @@ _CANNOT_WRITE = {
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAIT_S = 60.0
 """Seconds to wait for another process that has something short to write."""
+WAIT_S = 3600.0
+"""Seconds that another process may take to make something; then it is made here as well."""
 _LEFT_S = 86400.0
 """Age at which something half-written belongs to nobody any more."""
 _HALF = re.compile(r"\..+\.[0-9a-f]{8}")
@@ -218,6 +220,28 @@ def alone(path: StrPath, *, timeout: float) -> BaseFileLock:
     name = f"dflash_diag-{os.getuid() if hasattr(os, 'getuid') else 0}"
     key = content_key(str(Path(path).resolve()))[:16]
     return FileLock(Path(tempfile.gettempdir()) / f"{name}-{key}.lock", timeout=timeout)
+
+
+def made_once(path: Path, make: Callable[[], Any]) -> None:
+    """Call ``make``, which writes ``path``, unless it is there.
+
+    Another process of this machine that is making it is waited for, but not one that hangs.
+    """
+    from filelock import Timeout
+
+    if path.is_file():
+        return
+    with ExitStack() as stack:
+        with suppress(Timeout):
+            stack.enter_context(alone(path, timeout=WAIT_S))
+        if not path.is_file():
+            make()
+
+
+def kept_json(path: Path, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, as JSON has it; made by whichever process asks first."""
+    made_once(path, lambda: write_json(path, plain(make())))
+    return read_json(path)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -12,7 +13,7 @@ from threading import Event
 import pytest
 from receiver import never_answering
 
-from dflash_diag import alignment_runs, history, lab_server, report, storage
+from dflash_diag import history, lab_server, report, storage
 from dflash_diag.deadlines import within
 from dflash_diag.errors import DiagError, OutputError
 from dflash_diag.executors import Command, execute
@@ -82,10 +83,23 @@ def test_a_history_that_somebody_holds(tmp_path, monkeypatch):
 
 
 def test_a_measurement_ahead_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(alignment_runs, "AHEAD_S", 0.1)
+    monkeypatch.setattr(storage, "WAIT_S", 0.1)
     path = tmp_path / "alignment.json"
-    with held(path), alignment_runs._unless_measured(path):
-        pass
+    with held(path):
+        assert storage.kept_json(path, lambda: {"made": "here"}) == {"made": "here"}
+
+
+def test_what_two_ask_for_at_once_is_made_once(tmp_path):
+    made = []
+
+    def make():
+        made.append("here")
+        time.sleep(0.3)
+        return made
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(storage.kept_json, tmp_path / "found.json", make) for _ in range(2)]
+        assert [one.result() for one in asked] == [["here"], ["here"]]
 
 
 HOLD = """if True:

@@ -40,8 +40,8 @@ def watch(world, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DFLASH_DIAG_PROGRESS", "silent")
     quick_report.install()
 
-    def call(*more):
-        given = ["watch", world / "checkpoints", "--target", world / "target", "--once"]
+    def call(*more, folder=world / "checkpoints"):
+        given = ["watch", folder, "--target", world / "target", "--once"]
         given += ["--prompts", world / "prompts.jsonl", "--reference", world / "reference"]
         given += ["--max-new-tokens", "12", "--settle", "0.2", "--out", tmp_path / "out", *more]
         code = cli.run([str(one) for one in given])
@@ -122,15 +122,16 @@ def test_a_cluster_gives_what_this_machine_gives(watch, world, tmp_path, cluster
         str(world / "target"), read_prompts(world / "prompts.jsonl"), tmp_path / "capture",
         max_new_tokens=12, layers="taps", taps=[0, 2], silent=True,
     )  # fmt: skip
+    shutil.copytree(world / "checkpoints" / "step_200", tmp_path / "checkpoints" / "step_200")
     same = ["--capture", capture.path]
-    assert watch(*same)[0] == 0
+    ray = ["--executor", "ray", "--ray-address", cluster, "--shards", "2"]
+    assert watch(*same, folder=tmp_path / "checkpoints")[0] == 0
     (tmp_path / "out").rename(tmp_path / "local")
-    code, out, err = watch(*same, "--executor", "ray", "--ray-address", cluster, "--shards", "2")
-    assert (code, len(out.splitlines())) == (0, 2), err
+    code, out, err = watch(*same, *ray, folder=tmp_path / "checkpoints")
+    assert (code, len(out.splitlines())) == (0, 1), err
     here, there = (read_history(tmp_path / name / "history.parquet") for name in ("local", "out"))
     assert [row.run_id for row in here] == [row.run_id for row in there]
-    for row in here:
-        one, other = (tmp_path / name / row.out / "scores" for name in ("local", "out"))
-        names = sorted(str(path.relative_to(one)) for path in one.glob("*/*"))
-        assert len(names) == 6
-        assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
+    one, other = (tmp_path / name / here[0].out / "scores" for name in ("local", "out"))
+    names = sorted(str(path.relative_to(one)) for path in one.glob("*/*"))
+    assert len(names) == 6
+    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
