@@ -36,11 +36,16 @@ WORTH = 500
 def ahead(run: Run, *, report: bool = False) -> Iterator[None]:
     """Let a second process measure while the body lasts, each on half of the cores.
 
-    ``report``: what a report asks for, beyond trying readings. Only where nothing is short: on a CPU, on a machine with a second core, and with a target that
+    Only where nothing is short: on a CPU, on a machine with a second core, and with a target that
     keeps this process busy meanwhile. The capture is made first if it is not there.
 
     How sums are rounded depends on the number of threads, so that must not depend on what is there
     already: a run that goes on where it was stopped uses half of the cores as well.
+
+    Parameters
+    ----------
+    report
+        Whether the body asks for everything, and not for the readings alone.
     """
     if not _is_worth_it(run):
         yield

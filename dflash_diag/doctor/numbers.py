@@ -156,23 +156,17 @@ def _template(run: Run) -> Entry | None:
         rows = run.renderings()["rows"]
     except Skip:
         return None
-    worst = max(rows, key=lambda row: abs(row["delta"]["value"] or 0.0))
+    best = max(rows, key=lambda row: row["delta"]["lo"] or -1.0)
     each = "; ".join(f"{row['name']}: {_priced(row)}" for row in rows)
     text = f"The same questions, rendered otherwise and answered anew, {each}."
-    ends = [row["delta"][end] for row in rows for end in ("lo", "hi")]
-    if any(_certain(row) for row in rows):
+    if (best["delta"]["lo"] or 0.0) > 0:
         return entry(
-            TEMPLATE, "found", f"{text} This explains numbers, and is no fault.",
-            tau_own_reading=worst["tau"], delta=worst["delta"],
+            TEMPLATE, "found", f"{text} This explains numbers, and is no fault of the drafter.",
+            tau_own_reading=best["tau"], delta=best["delta"],
         )  # fmt: skip
-    if all(end is not None and abs(end) < HARMLESS for end in ends):
-        return entry(TEMPLATE, "excluded", text)
+    if all(row["delta"]["hi"] is not None and row["delta"]["hi"] < HARMLESS for row in rows):
+        return entry(TEMPLATE, "excluded", f"{text} None of them is accepted more.")
     return entry(TEMPLATE, "not_identifiable", text)
-
-
-def _certain(row: Mapping[str, Any]) -> bool:
-    delta = row["delta"]
-    return delta["lo"] is not None and not delta["lo"] <= 0 <= delta["hi"]
 
 
 def _priced(row: Mapping[str, Any]) -> str:

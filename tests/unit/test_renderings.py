@@ -153,7 +153,15 @@ def test_the_doctor_names_the_price_and_calls_it_no_fault(world, monkeypatch):
     assert "template off: tau" in entry["evidence"]
     dear = {"value": -0.6, "lo": -0.8, "hi": -0.4}
     cheap = {"value": 0.01, "lo": -0.02, "hi": 0.03}
-    for deltas, status in (((dear, cheap), "found"), ((cheap, cheap), "excluded")):
+    better = {"value": 0.5, "lo": 0.3, "hi": 0.7}
+    open_ = {"value": 0.2, "lo": -0.1, "hi": 0.5}
+    alone = {"value": 0.1, "lo": None, "hi": None}
+    for deltas, status in (
+        ((dear, better), "found"),
+        ((dear, cheap), "excluded"),
+        ((dear, open_), "not_identifiable"),
+        ((alone, alone), "not_identifiable"),
+    ):
         rows = [
             {"name": "x", "tau": {"value": 2.0, "lo": 1.8, "hi": 2.2}, "delta": delta}
             for delta in deltas
@@ -161,7 +169,7 @@ def test_the_doctor_names_the_price_and_calls_it_no_fault(world, monkeypatch):
         monkeypatch.setattr(Run, "renderings", lambda _, rows=rows: {"rows": rows})
         (entry,) = [one for one in explained(run) if one["cause"] == "data.template"]
         assert entry["status"] == status
-        assert entry["delta"] == (dear if status == "found" else dict.fromkeys(dear))
+        assert entry["delta"] == (better if status == "found" else dict.fromkeys(dear))
 
 
 @pytest.mark.parametrize(
