@@ -2,9 +2,8 @@
 
 Trying readings takes about as long as decoding every prompt and comparing the target's states, and
 needs the capture alone. A second process does it in the same folder; where memory holds the target
-twice it goes on with what a report asks last, from behind, so that both meet somewhere. Nothing
-depends on it: what it has not measured is measured where it is asked for, and what goes wrong there
-is said there.
+twice it goes on with what a report asks for later. Nothing depends on it: what it has not measured
+is measured where it is asked for, and what goes wrong there is said there.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def main() -> None:
     Thread(target=_end_with_the_first, daemon=True).start()
     run = Run.open(RunConfig.model_validate(asked["given"]))
     run.alignment()
-    for measure in (run.renderings, run.replay, run.gap) if asked["more"] else ():
+    for measure in (run.replay, run.gap, run.renderings) if asked["more"] else ():
         with suppress(Skip):
             measure()
 

@@ -60,6 +60,7 @@ class RunConfig(BaseModel):
     claims: tuple[str, ...] = Field((), description="NAME=VALUE that a dashboard showed")
     training_log: str = Field("", description="log of the training, whose numbers are claims")
     training_sequences: str = Field("", description="texts that it trained on, to measure again")
+    training_rows: int = Field(0, ge=0, description="texts of each split; 0: 32")
     trained_states: str = Field(
         "",
         pattern=rf"^({_WORD}(\+{_WORD})*/(float32|bfloat16|float16))?$",
@@ -193,8 +194,10 @@ class RunConfig(BaseModel):
                     "against": self.against or example.against_specs(live=not brief),
                     "training_sequences": self.training_sequences
                     or ("" if brief else example.optional(example.training_sequences)),
+                    "training_rows": self.training_rows or example.training_rows,
                     "training_log": self.training_log or example.optional(example.training_log),
                     "step": self.step or example.step_spec(),
+                    "lossless_prompts": self.lossless_prompts or example.lossless_prompts,
                     "render": self.render or (() if brief else example.render),
                 }
             )

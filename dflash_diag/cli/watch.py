@@ -39,6 +39,7 @@ from dflash_diag.cli.options import (
     TemplateKwargs,
     TrainedStates,
     TrainingLog,
+    TrainingRows,
     TrainingSequences,
     config_of,
     option,
@@ -77,6 +78,7 @@ def verb(
     claims: Claims = [],  # noqa: B006 - typer's way to repeat an option
     training_log: TrainingLog = "",
     training_sequences: TrainingSequences = "",
+    training_rows: TrainingRows = 0,
     trained_states: TrainedStates = "",
     beside: Beside = [],  # noqa: B006 - typer's way to repeat an option
     step: Step = "",

@@ -278,6 +278,7 @@ CONFIG = {
     "claims": ("dds8=3.5", "eval/streak=1"),
     "training_log": "/log.jsonl",
     "training_sequences": "/seqs",
+    "training_rows": 8,
     "trained_states": "fla/bfloat16",
     "history": "/h.parquet",
     "step": "/s.py:step",
