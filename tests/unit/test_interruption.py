@@ -66,7 +66,7 @@ def last_line(stage) -> str:
 def test_a_rerun_after_a_kill_at_any_moment_ends_with_the_same_numbers(name, undisturbed, spawner):
     stage, seconds, numbers, pages = undisturbed(name)
     draw = random.Random(name)
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGKILL, signal.SIGTERM):
         running = stage.start(spawner)
         time.sleep(draw.random() * 0.8 * seconds)
         running.kill(number)
